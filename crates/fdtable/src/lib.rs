@@ -12,6 +12,5 @@ pub mod table;
 pub mod upcalls;
 
 use fsocket_runtime::{
-    bits, cow, identity, keeping, lock, memory_fd, options, pieces, process, registry, rights, sealed, slab, spin,
-    stats,
+    bits, cow, identity, keeping, lock, memory_fd, pieces, process, registry, rights, sealed, slab, spin, stats,
 };

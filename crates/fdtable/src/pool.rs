@@ -113,10 +113,10 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
                 let n = p.n;
                 p.e[n] = Entry {
                     fd,
-                    family: d.placeholder_family(),
-                    nonblock: d.placeholder_nonblock(),
+                    family: d.placeholder().family(),
+                    nonblock: d.placeholder().nonblock(),
                     cloexec,
-                    identity: d.identity.load(Ordering::Relaxed),
+                    identity: d.placeholder().identity(),
                 };
                 p.n += 1;
                 HELD.set(fd, true);

@@ -25,7 +25,7 @@ const F_GETSIG: i32 = 11;
 /// The process may have other credentials now, and new sockets another owner than those that are there.
 pub fn other_credentials() {
     CREATOR.store(UNKNOWN, Ordering::Relaxed);
-    crate::table::all().for_each(|d| d.dirty.store(true, Ordering::Relaxed));
+    crate::table::all().for_each(|d| d.placeholder().mark_changed());
 }
 
 /// User and group of a socket that this process makes now.
@@ -47,11 +47,12 @@ fn pack(uid: u32, gid: u32) -> u64 {
 /// Nothing that the library has seen, and none of its flags, makes the placeholder of `d` another than a new socket. Some: and whether it is
 /// close-on-exec.
 pub(crate) fn close_on_exec_if_unchanged(fd: i32, d: &Desc) -> Option<bool> {
-    let unchanged = [&d.dirty, &d.watched, &d.kernel_only].iter().all(|flag| !flag.load(Ordering::Relaxed));
-    if !unchanged || !has_flags(fd, d.placeholder_nonblock()) {
+    let p = d.placeholder();
+    if p.is_changed() || p.is_watched() || d.unconnected().is_for_kernel() || !has_flags(fd, d.placeholder().nonblock())
+    {
         return None;
     }
-    match d.close_on_exec() {
+    match d.placeholder().close_on_exec() {
         Some(known) => Some(known),
         None => Some(sys::fcntl(fd, libc::F_GETFD, 0).ok()? & libc::FD_CLOEXEC != 0),
     }
@@ -67,20 +68,20 @@ fn has_flags(fd: i32, nonblock: bool) -> bool {
 /// replaced.
 #[inline]
 pub fn settle(fd: i32, d: &Desc) {
-    if d.recycled.load(Ordering::Relaxed) {
+    if d.placeholder().is_recycled() {
         ask(fd, d);
     }
 }
 
 #[cold]
 fn ask(fd: i32, d: &Desc) {
-    d.recycled.store(false, Ordering::Relaxed);
+    d.placeholder().set_recycled(false);
     if is_unbound(fd) && is_open(fd) && has_no_owner(fd) && is_as_created(fd) {
         return;
     }
-    d.dirty.store(true, Ordering::Relaxed);
-    let nonblock = if d.placeholder_nonblock() { libc::SOCK_NONBLOCK } else { 0 };
-    let Ok(new) = sys::socket(d.placeholder_family() as i32, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | nonblock, 0)
+    d.placeholder().mark_changed();
+    let nonblock = if d.placeholder().nonblock() { libc::SOCK_NONBLOCK } else { 0 };
+    let Ok(new) = sys::socket(d.placeholder().family() as i32, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | nonblock, 0)
     else {
         return;
     };

@@ -5,7 +5,7 @@
 
 mod desc;
 
-pub use desc::{kind, Desc, DESCS};
+pub use desc::{Desc, Kept, KeptOption, Kind, DESCS};
 
 use crate::pieces::Pieces;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ pub fn lookup(fd: i32) -> Option<&'static Desc> {
 #[inline]
 pub fn reached_kernel(fd: i32) {
     if let Some(d) = lookup(fd) {
-        d.dirty.store(true, Ordering::Relaxed);
+        d.placeholder().mark_changed();
     }
 }
 
@@ -54,50 +54,10 @@ fn entry(fd: i32) -> Option<&'static AtomicPtr<Desc>> {
 }
 
 /// A new description with one reference, all fields at their start values.
-pub fn alloc(kind: u32) -> Option<&'static Desc> {
+pub fn alloc(kind: Kind) -> Option<&'static Desc> {
     let (_, d) = DESCS.alloc()?;
-    d.refs.store(1, Ordering::Relaxed);
-    d.generation.fetch_add(1, Ordering::Relaxed);
-    for f in [&d.chan, &d.slot_index, &d.items, &d.family, &d.object, &d.zone, &d.kernel_family] {
-        f.store(0, Ordering::Relaxed);
-    }
-    d.migrated_to.store(0, Ordering::Relaxed);
-    d.detached.store(0, Ordering::Relaxed);
-    d.midway.store(0, Ordering::Relaxed);
-    d.forget_owners();
-    d.options.store(0, Ordering::Relaxed);
-    d.ticket.store(0, Ordering::Relaxed);
-    d.settling.store(false, Ordering::Relaxed);
-    d.comes_back.store(false, Ordering::Relaxed);
-    d.dirty.store(false, Ordering::Relaxed);
-    d.recycled.store(false, Ordering::Relaxed);
-    d.set_close_on_exec(None);
-    d.watched.store(false, Ordering::Relaxed);
-    d.any_port.store(false, Ordering::Relaxed);
-    d.grown.store(false, Ordering::Relaxed);
-    d.nonblock.store(false, Ordering::Relaxed);
-    d.kernel_nonblock.store(false, Ordering::Relaxed);
-    d.one_way.store(0, Ordering::Relaxed);
-    d.sent_before.store(0, Ordering::Relaxed);
-    d.spin_rx.reset();
-    d.spin_tx.reset();
-    for (o, v) in d.opt.iter().zip(crate::options::DEFAULTS) {
-        o.store(v, Ordering::Relaxed);
-    }
-    for e in &d.extra {
-        e.store(0, Ordering::Relaxed);
-    }
-    d.kernel_only.store(false, Ordering::Relaxed);
-    d.identity.store(crate::identity::UNKNOWN, Ordering::Relaxed);
-    d.forked.store(false, Ordering::Relaxed);
-    d.exec_prepared.store(false, Ordering::Relaxed);
-    d.held_elsewhere.store(false, Ordering::Relaxed);
-    d.passed_as.store(0, Ordering::Relaxed);
-    d.tried.store(0, Ordering::Relaxed);
-    d.accepts.store(false, Ordering::Relaxed);
-    d.rcvtimeo.store(0, Ordering::Relaxed);
-    d.sndtimeo.store(0, Ordering::Relaxed);
-    d.kind.store(kind, Ordering::Release);
+    d.reset();
+    d.set_kind(kind);
     Some(d)
 }
 
@@ -107,18 +67,18 @@ static ENDS: AtomicU32 = AtomicU32::new(0);
 /// The ring has something left, and `fd` of ours is what comes behind it. False: another thread
 /// was faster.
 pub fn set_end(d: &Desc, fd: i32) -> bool {
-    let set = d.kernel_end.compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    let set = d.path().set_kernel_end(fd);
     ENDS.fetch_add(set.into(), Ordering::AcqRel);
     set
 }
 
 /// Its kernel end, which is the caller's to close.
 pub fn take_end(d: &Desc) -> Option<i32> {
-    let end = d.kernel_end.swap(0, Ordering::AcqRel);
-    (end != 0).then(|| {
+    let end = d.path().take_kernel_end();
+    if end.is_some() {
         ENDS.fetch_sub(1, Ordering::AcqRel);
-        end - 1
-    })
+    }
+    end
 }
 
 fn close_end(d: &Desc) {
@@ -133,9 +93,8 @@ fn close_end(d: &Desc) {
 pub fn fds_gone(fds: core::ops::RangeInclusive<i32>) {
     if ENDS.load(Ordering::Relaxed) != 0 {
         each_retired(|d| {
-            let fd = d.migrated_to.load(Ordering::Relaxed) - 1;
-            // (Nobody is in an operation on it.)
-            if fds.contains(&fd) && d.refs.load(Ordering::Acquire) == 1 {
+            // (One reference: nobody is in an operation on it.)
+            if d.path().went_to().is_some_and(|fd| fds.contains(&fd)) && d.refs() == 1 {
                 close_end(d);
             }
         });
@@ -155,21 +114,21 @@ fn each_retired(f: impl Fn(&Desc)) {
     for _ in 0..DESCS.len() {
         let Some(d) = DESCS.get(at.wrapping_sub(1)) else { return };
         f(d);
-        at = d.retired_next.load(Ordering::Relaxed);
+        at = d.path().retired().0;
     }
 }
 
 /// Give a description back; nobody refers to it any more.
 pub fn release(d: &Desc) {
     close_end(d);
-    d.kind.store(kind::FREE, Ordering::Release);
+    d.set_kind(Kind::Free);
     DESCS.free(d.index());
 }
 
 /// The last reference is gone and has been seen to: give the description back,
 /// unless its end has made it wait for others ([`retire`]).
 pub fn done_with(d: &Desc) {
-    if d.refs.load(Ordering::Acquire) == 0 {
+    if !d.is_used() {
         release(d);
     }
 }
@@ -182,21 +141,21 @@ pub fn retire(d: &Desc) {
     const LONG_NS: u64 = 2_000_000_000;
     let Ok(mut q) = RETIRED.lock() else { return };
     let now = fsocket_sys::now_ns();
-    d.refs.fetch_add(1, Ordering::AcqRel);
-    d.retired_next.store(0, Ordering::Relaxed);
-    d.retired_at.store(now, Ordering::Relaxed);
+    d.add_ref();
+    d.path().retire(now);
     let me = d.index() + 1;
     match DESCS.get(q.last.wrapping_sub(1)) {
-        Some(last) if q.first != 0 => last.retired_next.store(me, Ordering::Relaxed),
+        Some(last) if q.first != 0 => last.path().set_retired_next(me),
         _ => q.first = me,
     }
     q.last = me;
     while let Some(old) = DESCS.get(q.first.wrapping_sub(1)) {
-        if now.saturating_sub(old.retired_at.load(Ordering::Relaxed)) < LONG_NS {
+        let (next, since) = old.path().retired();
+        if now.saturating_sub(since) < LONG_NS {
             break;
         }
-        q.first = old.retired_next.load(Ordering::Relaxed);
-        if old.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+        q.first = next;
+        if old.drop_ref() {
             release(old);
         }
     }
@@ -261,31 +220,25 @@ pub struct Detached {
 
 /// `fd` has left the table, where it referred to `d`.
 pub fn detach(d: &Desc, fd: i32, replaced: bool) {
-    let entry = fd + 1;
-    // Release: that; pairs with the acquire in `detached`.
-    d.detached.store(if replaced { -entry } else { entry }, Ordering::Release);
+    d.path().set_detached(fd, replaced);
 }
 
 /// The number by which an operation on `d` was called, if the program has given it up since, and
 /// no other refers to `d`.
 #[inline]
 pub fn detached(d: &Desc) -> Option<Detached> {
-    // Acquire: pairs with the release in `detach`; the number has left the table.
-    match d.detached.load(Ordering::Acquire) {
-        0 => None,
-        n => sole(d, n),
-    }
+    d.path().detached().and_then(|last| sole(d, last))
 }
 
 #[cold]
-fn sole(d: &Desc, entry: i32) -> Option<Detached> {
+fn sole(d: &Desc, last: (i32, bool)) -> Option<Detached> {
     let mut left = false;
     each_fd(d, |_| left = true);
     if left {
         // Until another one is: this is asked before each sleep.
-        let _ = d.detached.compare_exchange(entry, 0, Ordering::Relaxed, Ordering::Relaxed);
+        d.path().forget_detached(last);
     }
-    (!left).then_some(Detached { fd: entry.abs() - 1, replaced: entry < 0 })
+    (!left).then_some(Detached { fd: last.0, replaced: last.1 })
 }
 
 /// Highest number that a scan must look at.
@@ -300,7 +253,7 @@ pub fn descriptor_limit() -> usize {
 
 /// All descriptions in use.
 pub fn all() -> impl Iterator<Item = &'static Desc> {
-    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.refs.load(Ordering::Relaxed) > 0)
+    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_used())
 }
 
 /// Forget a description that turned out to be the kernel's business: every
@@ -313,7 +266,7 @@ pub fn forget(d: &Desc) {
 /// [`forget`], where `fd` is one of its numbers, and mostly the only one.
 pub fn forget_fd(fd: i32, d: &Desc) {
     let me = d as *const Desc as *mut Desc;
-    let entry = entry(fd).filter(|_| d.refs.load(Ordering::Acquire) == 1);
+    let entry = entry(fd).filter(|_| d.refs() == 1);
     // A table of many connections is long to look through.
     let only = entry
         .is_some_and(|e| e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok());

@@ -45,8 +45,8 @@ pub struct Watcher {
     pub changed: fn(&Desc),
     /// The kernel end of a connection, this descriptor, is watched beside its ring.
     pub also_kernel: fn(&Desc, i32),
-    /// A connection is the kernel's. With the descriptor under which its kernel end was watched, or -1.
-    pub migrated_to_kernel: fn(&Desc, i32),
+    /// A connection is the kernel's. With the descriptor under which its kernel end was watched.
+    pub migrated_to_kernel: fn(&Desc, Option<i32>),
     /// A descriptor turned out to be the kernel's, where it is registered already.
     pub leave_to_kernel: fn(&Desc),
     pub became_conn: fn(&Desc),

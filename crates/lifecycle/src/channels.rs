@@ -94,8 +94,7 @@ fn end(c: &'static Chan) {
     for slot in 0..SLOTS {
         let Some(d) = c.desc(slot) else { continue };
         let Some(_hold) = Hold::unless_gone(d) else { continue };
-        let here =
-            CHANS.index(c) + 1 == d.chan.load(Ordering::Relaxed) && d.slot_index.load(Ordering::Relaxed) == slot as u32;
+        let here = d.conn().channel() == Some(CHANS.index(c)) && d.conn().slot_index() == slot;
         if d.is_conn() && here {
             conn::reset(d);
             conn::wake_own(d);

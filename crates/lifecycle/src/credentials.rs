@@ -100,6 +100,6 @@ pub fn forget_memory() {
 }
 
 fn reset(d: &'static Desc) {
-    d.chan.store(0, Ordering::Relaxed);
+    d.conn().forget_channel();
     d.rx_dir().prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
 }

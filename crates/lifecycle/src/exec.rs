@@ -15,7 +15,7 @@ use crate::lock::Lock;
 use crate::path;
 use crate::stage;
 use crate::stage::Path;
-use crate::table::{self, kind, Desc, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::{ctl, epoll, listen, pool, probe, process, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Reason;
@@ -113,7 +113,7 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
     pool::drain();
     // What is close-on-exec ends with this program, before the next one runs: that
     // waits for the monitor to have seen it. A child's parent keeps it.
-    let ours = |d: &Desc| matches!(d.kind(), kind::CONN | kind::LISTENER);
+    let ours = |d: &Desc| matches!(d.kind(), Kind::Shm | Kind::Listener);
     let any = descs().any(|d| if spawn.is_some() { inheritable(d, to) } else { ours(d) });
     if !any && !descs().any(|d| hands_over_zones(d, to)) {
         return next;
@@ -172,7 +172,7 @@ pub fn before_unknown() {
 
 /// The next program has the descriptors, and nothing of us.
 fn leave_all(to: &Actions) {
-    for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d, to)) {
+    for d in descs().filter(|d| d.kind() == Kind::Listener && inheritable(d, to)) {
         if hands_over(d, to) {
             path::pass_on(d, Reason::Option);
         } else {
@@ -186,7 +186,7 @@ fn leave_all(to: &Actions) {
 /// it alone (dovecot's master and its services)? Or did a server that accepts just not say that
 /// its helpers need none?
 fn hands_over(d: &Desc, to: &Actions) -> bool {
-    d.exec_prepared.load(Ordering::Relaxed) || !d.accepts.load(Ordering::Relaxed) || any_fd(d, |fd| to.take(fd))
+    d.listening().is_exec_prepared() || !d.listening().accepts() || any_fd(d, |fd| to.take(fd))
 }
 
 /// The same of one that may have local listen sockets.
@@ -199,7 +199,7 @@ fn descs() -> impl Iterator<Item = &'static Desc> {
 }
 
 fn inheritable(d: &Desc, to: &Actions) -> bool {
-    if !matches!(d.kind(), kind::CONN | kind::LISTENER) {
+    if !matches!(d.kind(), Kind::Shm | Kind::Listener) {
         return false;
     }
     survives(d, to)
@@ -221,7 +221,7 @@ fn any_fd(d: &Desc, which: impl Fn(i32) -> bool) -> bool {
 /// An epoll instance that survives: what it watches in our queues and rings is
 /// known to this program only.
 fn watches(d: &Desc, to: &Actions) -> bool {
-    d.kind() == kind::EPOLL && survives(d, to)
+    d.kind() == Kind::Epoll && survives(d, to)
 }
 
 fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
@@ -280,7 +280,7 @@ fn leave_conn(d: &'static Desc, nonce: u64) {
     let s = d.sock();
     s.placeholder.store(cookie, Ordering::Relaxed);
     // The placeholder is a kernel socket of two programs from here on.
-    d.dirty.store(true, Ordering::Relaxed);
+    d.placeholder().mark_changed();
     let free = |h: &&fsocket_sync::atomic::AtomicU64| {
         h.load(Ordering::Relaxed) == 0 && h.compare_exchange(0, nonce, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };

@@ -8,7 +8,7 @@
 use crate::exec::nothing_to_keep;
 use crate::lifecycle::{CHILD_AFTER, CHILD_BEFORE, LOCKS};
 use crate::lock::Lock;
-use crate::table::{kind, DESCS};
+use crate::table::DESCS;
 use crate::{brief, ctl, epoll, listen, peers, process, route, table, upgrade, waker, zone};
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
@@ -45,7 +45,7 @@ fn prepare_all() {
     epoll::later::settle();
     listen::settle();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
-        if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
+        if d.is_unconnected() && d.is_used() {
             listen::keep_for_fork_group(d);
         }
     }
@@ -61,7 +61,7 @@ fn prepare_all() {
     let fd = if state && !ctl::dead() { ctl::announce(nonce, false).unwrap_or(-1) } else { -1 };
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
-        d.dirty.store(true, Ordering::Relaxed);
+        d.placeholder().mark_changed();
         d.forget_owners();
         peers::expect(d);
         let s = d.sock();

@@ -1,7 +1,7 @@
 //! What this program has inherited through `exec`: connections of the program
 //! before it, if that was one of ours ([`crate::exec`]), and listeners of any program.
 
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::values;
 use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, unhooked, zone};
 use core::sync::atomic::Ordering;
@@ -79,7 +79,7 @@ fn take_over_all(successor: bool) {
     // Descriptors that were closed on the way here.
     for s in conns().filter(|s| descs().all(|d| !core::ptr::eq(d.sock(), *s))) {
         if let Some(d) = attach(s, libc::AF_INET as u32) {
-            d.refs.store(0, Ordering::Relaxed);
+            d.forget_refs();
             close::last_reference(d);
             table::done_with(d);
         }
@@ -162,7 +162,7 @@ fn conn(fd: i32, family: u32, s: &'static Sock) {
     let known = descs().find(|d| core::ptr::eq(d.sock(), s));
     let d = match known {
         Some(d) => {
-            d.refs.fetch_add(1, Ordering::AcqRel);
+            d.add_ref();
             d
         }
         None => match attach(s, family) {
@@ -171,7 +171,7 @@ fn conn(fd: i32, family: u32, s: &'static Sock) {
         },
     };
     if !table::install(fd, d) {
-        d.refs.fetch_sub(1, Ordering::AcqRel);
+        d.drop_ref();
     }
 }
 
@@ -195,17 +195,16 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
         c.inspect(|c| c.retired.store(true, Ordering::Relaxed))
     })?;
     let rings = c.rings(slot).ok()?;
-    let d = table::alloc(kind::FRESH)?;
-    d.family.store(s.family.load(Ordering::Relaxed) as u32, Ordering::Relaxed);
-    d.kernel_family.store(family, Ordering::Relaxed);
-    d.dirty.store(true, Ordering::Relaxed);
+    let d = table::alloc(Kind::Fresh)?;
+    d.set_family(s.family.load(Ordering::Relaxed) as u32);
+    d.placeholder().set_family(family);
+    d.placeholder().mark_changed();
     let (tx, rx) = (rings.get(side), rings.get(1 - side));
     // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
     unsafe { d.attach(s, c.slot(slot), side, tx, rx) };
-    d.chan.store(c.index() + 1, Ordering::Relaxed);
-    d.slot_index.store(slot as u32, Ordering::Relaxed);
+    d.conn().set_place(c.index(), slot);
     c.set_desc(slot, Some(d));
-    d.kind.store(kind::CONN, Ordering::Release);
+    d.connect();
     peers::join(d);
     Some(d)
 }
@@ -230,7 +229,7 @@ pub fn received(fd: i32) {
         What::Unconnected(family) if inspect::is_connected(fd) => crate::upgrade::received(fd, family),
         What::Unconnected(family) => {
             if let Some(d) = bound(fd, family) {
-                d.held_elsewhere.store(true, Ordering::Relaxed);
+                d.listening().set_held_elsewhere(true);
             }
         }
         What::Other => {}
@@ -238,7 +237,7 @@ pub fn received(fd: i32) {
 }
 
 fn may_listen(d: &Desc) -> bool {
-    matches!(d.kind(), kind::BOUND | kind::LISTENER | kind::KLISTENER)
+    matches!(d.kind(), Kind::Bound | Kind::Listener | Kind::KernelListener)
 }
 
 /// A new description of a socket that is bound; None: it is another number of a known one, or
@@ -247,16 +246,15 @@ fn described(fd: i32, family: u32) -> Option<&'static Desc> {
     let cookie = crate::successor::cookie;
     let is_same = |d: &&Desc| may_listen(d) && table::fd_of(d).is_some_and(|n| cookie(n) == cookie(fd));
     if let Some(d) = table::all().find(is_same) {
-        d.refs.fetch_add(1, Ordering::AcqRel);
+        d.add_ref();
         if !table::install(fd, d) {
-            d.refs.fetch_sub(1, Ordering::AcqRel);
+            d.drop_ref();
         }
         return None;
     }
-    let d = table::alloc(kind::BOUND)?;
-    d.family.store(family, Ordering::Relaxed);
-    d.kernel_family.store(family, Ordering::Relaxed);
-    d.dirty.store(true, Ordering::Relaxed);
+    let d = table::alloc(Kind::Bound)?;
+    d.set_families(family);
+    d.placeholder().mark_changed();
     if !table::install(fd, d) {
         table::release(d);
         return None;
@@ -268,7 +266,7 @@ fn described(fd: i32, family: u32) -> Option<&'static Desc> {
 /// True: the program before it was a worker.
 fn listener(fd: i32, family: u32, elsewhere: bool) -> bool {
     let Some(d) = described(fd, family) else { return false };
-    d.held_elsewhere.store(elsewhere, Ordering::Relaxed);
+    d.listening().set_held_elsewhere(elsewhere);
     values::adopt(fd, d);
     let worked = listen::registered(fd, d);
     zone::successor::inherited(fd);

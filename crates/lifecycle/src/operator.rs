@@ -38,13 +38,13 @@ fn to_kernel() {
         if batch[0].is_none() {
             break;
         }
-        batch.iter().flatten().for_each(|d| d.comes_back.store(true, Ordering::Relaxed));
+        batch.iter().flatten().for_each(|d| d.path().set_comes_back(true));
         // A handler in the middle of this would find the connections in use.
         let _held = Held::all();
         path::materialize(&batch);
     }
     // What nobody has accepted yet.
-    let accepts = |d: &&'static Desc| d.accepts.load(Ordering::Relaxed) && listen::of(d).is_some();
+    let accepts = |d: &&'static Desc| d.listening().accepts() && listen::of(d).is_some();
     table::all().filter(accepts).for_each(path::requeue);
 }
 

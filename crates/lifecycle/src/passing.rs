@@ -6,12 +6,11 @@
 //! ([`crate::inherit`]), a connection by the way of all that begin in the kernel ([`crate::upgrade`]), as soon as it
 //! has it alone. See ADR 52.
 
-use crate::chan::CHANS;
-use crate::table::{self, kind, Desc};
+use crate::chan;
+use crate::table::{self, Desc, Kind};
 use crate::{close, epoll, inherit, listen, path, pool, socks, upgrade};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
-use fsocket_abi::channel::SERVER;
 use fsocket_proto::{passed, unpublish};
 use fsocket_sys::{Errno, Result};
 
@@ -19,13 +18,13 @@ use fsocket_sys::{Errno, Result};
 /// in shared memory.
 pub fn passed(fd: i32) -> bool {
     let Some(d) = table::lookup(fd) else { return true };
-    d.dirty.store(true, Ordering::Relaxed);
+    d.placeholder().mark_changed();
     match d.kind() {
-        kind::FRESH | kind::BOUND => share_unused(d),
-        kind::KERNEL => upgrade::sent(fd),
-        kind::CONN => return share_connection(fd, d),
-        kind::LISTENER => {
-            d.held_elsewhere.store(true, Ordering::Relaxed);
+        Kind::Fresh | Kind::Bound => share_unused(d),
+        Kind::Kernel => upgrade::sent(fd),
+        Kind::Shm => return share_connection(fd, d),
+        Kind::Listener => {
+            d.listening().set_held_elsewhere(true);
             path::share(d);
         }
         _ => {}
@@ -36,15 +35,15 @@ pub fn passed(fd: i32) -> bool {
 /// A program that passes one connection that it has accepted will pass more: from here on that listener's come over
 /// the kernel, and go over to shared memory where they are served.
 fn share_connection(fd: i32, d: &'static Desc) -> bool {
-    let is_watched = d.items.load(Ordering::Relaxed) != 0;
+    let is_watched = d.has_items();
     let shared = socks::is_shared(d.sock());
-    if d.side.load(Ordering::Relaxed) as usize == SERVER {
-        if let Some(c) = CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+    if d.is_server() {
+        if let Some(c) = chan::of(d) {
             listen::unpublish_id(c.listener.load(Ordering::Relaxed), unpublish::FOR_GOOD);
         }
     }
     // Its client may go over again, to where it is served.
-    d.comes_back.store(true, Ordering::Relaxed);
+    d.path().set_comes_back(true);
     // (An instance that watches it in the kernel would not know it under a description of ours.)
     let is_kernels = path::materialize_one(d, Reason::Option);
     if is_kernels && !is_watched {
@@ -58,11 +57,11 @@ fn share_connection(fd: i32, d: &'static Desc) -> bool {
 
 /// It may become a listener, by this process or by another one.
 fn share_unused(d: &'static Desc) {
-    if d.items.load(Ordering::Relaxed) != 0 {
+    if d.has_items() {
         epoll::leave_to_kernel(d);
         return table::forget(d);
     }
-    d.held_elsewhere.store(true, Ordering::Relaxed);
+    d.listening().set_held_elsewhere(true);
     listen::keep_for_fork_group(d);
 }
 
@@ -93,7 +92,7 @@ pub unsafe fn passing(m: *const libc::msghdr) -> Result<()> {
 /// As [`passing`].
 pub unsafe fn kept(m: *const libc::msghdr) {
     let kept = |fd| {
-        if let Some(d) = table::lookup(fd).filter(|d| d.kind() == kind::KERNEL) {
+        if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Kernel) {
             upgrade::tell(d, passed::NOT_SENT);
         }
     };
@@ -108,7 +107,7 @@ pub unsafe fn kept(m: *const libc::msghdr) {
 pub unsafe fn arriving(m: *const libc::msghdr, peeked: bool) {
     let arrived = |fd| {
         arrived(fd);
-        if let Some(d) = table::lookup(fd).filter(|d| peeked && d.kind() == kind::KERNEL) {
+        if let Some(d) = table::lookup(fd).filter(|d| peeked && d.kind() == Kind::Kernel) {
             upgrade::give_up(d);
         }
     };
@@ -155,7 +154,7 @@ pub fn at_exit() {
 #[inline(never)]
 fn leave_shared() {
     let works = |d: &&Desc| listen::of(d).is_some_and(listen::Listener::is_worker);
-    for d in table::all().filter(|d| d.held_elsewhere.load(Ordering::Relaxed)).filter(works) {
+    for d in table::all().filter(|d| d.listening().is_held_elsewhere()).filter(works) {
         path::leave_to_kernel(d);
     }
 }

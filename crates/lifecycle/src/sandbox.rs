@@ -1,9 +1,8 @@
 //! Before a system-call filter: afterwards the library may make no call that
 //! the program would not make itself, so everything becomes the kernel's.
 
-use crate::table::{self, kind, DESCS};
+use crate::table::{self, DESCS};
 use crate::{ctl, epoll, exec, listen, path, pool, process, sealed};
-use core::sync::atomic::Ordering;
 
 /// The program asks the kernel to filter its system calls from now on. What it
 /// allows we do not know; it was not written with us in mind.
@@ -21,7 +20,7 @@ pub fn enter() {
     crate::upgrade::give_up_all();
     exec::hand_over_all();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
-        if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
+        if d.is_unconnected() && d.is_used() {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }

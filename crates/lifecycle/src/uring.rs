@@ -10,9 +10,8 @@
 //! of a program's own are found by [`crate::unhooked`], and everything is left to the
 //! kernel, as for a ring that a kernel thread polls without any call.
 
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{close, epoll, exec, passing, path, pool, process, socks, stats, zone, Outcome};
-use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_compat::entry::{self, Entry};
 use fsocket_compat::rings;
@@ -97,7 +96,7 @@ pub fn submitting(q: &Queue, tail: u32) {
 fn registered(e: &Entry) -> bool {
     let Some((ep, op, fd, event)) = e.epoll_ctl() else { return false };
     epoll::later::used(ep);
-    let Some(ed) = table::lookup(ep).filter(|d| d.kind() == kind::EPOLL) else { return false };
+    let Some(ed) = table::lookup(ep).filter(|d| d.kind() == Kind::Epoll) else { return false };
     let Some(d) = table::lookup(fd) else { return false };
     // SAFETY: the kernel would read the event as well.
     match unsafe { epoll::ctl(ed, op, fd, event) } {
@@ -113,7 +112,7 @@ fn registered(e: &Entry) -> bool {
             true
         }
         // The kernel does not have a connection of ours in there, either.
-        Outcome::Done(Err(Errno::ENOENT)) => d.kind() == kind::CONN,
+        Outcome::Done(Err(Errno::ENOENT)) => d.kind() == Kind::Shm,
         _ => false,
     }
 }
@@ -144,24 +143,24 @@ pub unsafe fn named(fds: *const i32, n: u32) {
 pub fn used(fd: i32) {
     let Some(d) = table::lookup(fd) else { return };
     match d.kind() {
-        kind::CONN => {
+        Kind::Shm => {
             path::materialize_one(d, Reason::Uring);
         }
-        kind::LISTENER | kind::KLISTENER => leave_listener(d),
-        kind::KERNEL => crate::upgrade::give_up(d),
-        kind::FRESH | kind::BOUND if d.refs.load(Ordering::Relaxed) > 0 => {
+        Kind::Listener | Kind::KernelListener => leave_listener(d),
+        Kind::Kernel => crate::upgrade::give_up(d),
+        Kind::Fresh | Kind::Bound if d.is_used() => {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
         // The kernel knows nothing of what is ours in there.
-        kind::EPOLL if epoll::has_items(d) => leave_everything(),
+        Kind::Epoll if epoll::has_items(d) => leave_everything(),
         _ => {}
     }
 }
 
 fn leave_listener(d: &'static Desc) {
     let zoned = zone::leave(d);
-    if d.kind() == kind::LISTENER {
+    if d.kind() == Kind::Listener {
         path::abandon(d, Reason::Uring);
     } else if zoned {
         stats::fall_back(Reason::Uring);
@@ -178,7 +177,7 @@ pub fn leave_everything() {
     let _ = socks::arena();
     stats::fall_back(Reason::Uring);
     process::disable();
-    for d in table::all().filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER)) {
+    for d in table::all().filter(|d| matches!(d.kind(), Kind::Listener | Kind::KernelListener)) {
         leave_listener(d);
     }
     exec::hand_over_all();

@@ -2,7 +2,7 @@
 
 use crate::chan::{Chan, Rings};
 use crate::options::{REUSEADDR, V6ONLY};
-use crate::table::{kind, Desc};
+use crate::table::Desc;
 use crate::values;
 use crate::{kept, name, peers, process, token};
 use core::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ pub fn prepare_slot(chan: &Chan, slot: usize, rings: &Rings, dst: &Addr, port: u
 
 /// With which others a client's socket shares its address, by its options.
 pub fn sharing_of(d: &Desc, fd: i32) -> u8 {
-    let is_on = |i: usize| d.opt[i].load(Ordering::Relaxed) != 0;
+    let is_on = |i: usize| d.options().value(i) != 0;
     let port = || {
         let mut v = [0u8; 4];
         fsocket_sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &mut v).is_ok() && v != [0; 4]
@@ -42,7 +42,7 @@ pub fn sharing_of(d: &Desc, fd: i32) -> u8 {
 
 /// An option of [`sharing`] has changed at a connection's socket.
 pub fn share(d: &Desc, what: u8, on: bool) {
-    let (bit, changed) = match d.side.load(Ordering::Relaxed) as usize {
+    let (bit, changed) = match d.side() {
         CLIENT => (what, 0),
         _ => (what << sharing::SERVER_SHIFT, what << sharing::CHANGED_SHIFT),
     };
@@ -95,7 +95,7 @@ impl<'a> End<'a> {
 
 /// Fill in the socket and make the descriptor a connection.
 pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
-    let nonblock = if d.nonblock.load(Ordering::Relaxed) { flag::NONBLOCK } else { 0 };
+    let nonblock = if d.unconnected().nonblock() { flag::NONBLOCK } else { 0 };
     let across = if e.across { flag::ACROSS } else { 0 };
     sock.flags.store(nonblock | across, Ordering::Relaxed);
     sock.channel.store(e.chan.id.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -110,11 +110,11 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     name::store(&sock.peer, &peer.0);
     sock.local_port.store(local.1, Ordering::Relaxed);
     sock.peer_port.store(peer.1, Ordering::Relaxed);
-    for (o, v) in sock.opt.iter().zip(&d.opt) {
-        o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
+    for (o, v) in sock.opt.iter().zip(d.options().values()) {
+        o.store(v, Ordering::Relaxed);
     }
-    sock.rcvtimeo.store(d.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
-    sock.sndtimeo.store(d.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
+    sock.rcvtimeo.store(d.options().receive_timeout(), Ordering::Relaxed);
+    sock.sndtimeo.store(d.options().send_timeout(), Ordering::Relaxed);
     for h in &sock.holders {
         h.store(0, Ordering::Relaxed);
     }
@@ -129,11 +129,10 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     let (tx, rx) = (e.rings.get(e.side), e.rings.get(1 - e.side));
     // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
     unsafe { d.attach(sock, e.chan.slot(e.slot), e.side, tx, rx) };
-    d.chan.store(e.chan.index() + 1, Ordering::Relaxed);
-    d.slot_index.store(e.slot as u32, Ordering::Relaxed);
+    d.conn().set_place(e.chan.index(), e.slot);
     peers::enter(d);
     values::size_buffers(d);
     e.chan.kept_memory.reuse(e.slot);
     e.chan.set_desc(e.slot, Some(d));
-    d.kind.store(kind::CONN, Ordering::Release);
+    d.connect();
 }

@@ -6,7 +6,7 @@ use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::options::DEFER_ACCEPT;
 use crate::pieces::{Pieces, Zero};
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::upcalls::watcher;
 use crate::values;
 use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
@@ -92,10 +92,7 @@ pub fn at(place: usize) -> Option<&'static Listener> {
 
 /// The descriptor's listener, if it is one.
 pub fn of(d: &Desc) -> Option<&'static Listener> {
-    match d.object.load(Ordering::Relaxed) {
-        i if i > 0 && d.kind() == kind::LISTENER => LISTENERS.get(i as usize - 1),
-        _ => None,
-    }
+    d.listening().object().filter(|_| d.is(Kind::Listener)).and_then(|place| LISTENERS.get(place as usize))
 }
 
 /// The kernel's `listen` has succeeded: tell the monitor. Failing to is no
@@ -113,7 +110,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         l.note_backlog(fd);
         return Ok(false); // listen() again only changes the backlog
     }
-    if d.forked.swap(false, Ordering::Relaxed) {
+    if d.unconnected().take_forked() {
         values::adopt(fd, d);
     }
     ctl::wanted();
@@ -123,8 +120,8 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         return Err(Reason::Disabled);
     }
     socks::arena().ok_or(Reason::Resource)?;
-    let defers = d.opt[DEFER_ACCEPT].load(Ordering::Relaxed) > 0;
-    if defers || d.kernel_only.load(Ordering::Relaxed) {
+    let defers = d.options().value(DEFER_ACCEPT) > 0;
+    if defers || d.unconnected().is_for_kernel() {
         return Err(Reason::Option);
     }
     // A client that opens a connection to us counts on our mapping its channel.
@@ -158,8 +155,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         *a = addr;
     }
     l.desc.store(d.index(), Ordering::Relaxed);
-    d.object.store(i as u32 + 1, Ordering::Relaxed);
-    d.kind.store(kind::LISTENER, Ordering::Release);
+    d.listen(i as u32);
     stats::count(Counter::Listen);
     (watcher().became_listener)(d);
     Ok(m.arg0 != 0)
@@ -168,7 +164,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
 /// What the monitor is told of a listener that it is shown.
 fn shown(d: &Desc) -> Msg {
     let mut m = Msg::new(msg::LISTEN);
-    m.arg0 = d.held_elsewhere.load(Ordering::Relaxed).into();
+    m.arg0 = d.listening().is_held_elsewhere().into();
     m
 }
 
@@ -187,23 +183,22 @@ pub fn came_beside(fd: i32) {
 /// from here on, because two processes cannot decide it differently; but the one that calls `listen`
 /// may listen over shared memory, and then all that accept have to.
 pub fn keep_for_fork_group(d: &'static Desc) {
-    if d.items.load(Ordering::Relaxed) != 0 {
+    if d.has_items() {
         // An instance that only the kernel serves would not learn of our queues.
         (watcher().leave_to_kernel)(d);
         return crate::table::forget(d);
     }
     // Another thread may be connecting it, and then it is a connection's, not ours to change.
-    let was = d.kind.compare_exchange(kind::FRESH, kind::BOUND, Ordering::AcqRel, Ordering::Acquire);
-    if was.is_ok() || was == Err(kind::BOUND) {
-        d.dirty.store(true, Ordering::Relaxed);
-        d.forked.store(true, Ordering::Relaxed);
+    if d.bind_if_fresh() {
+        d.placeholder().mark_changed();
+        d.unconnected().mark_forked();
     }
 }
 
 /// A thread wants to accept on it, or waits for that: has another process of the fork group called `listen`?
 #[inline]
 pub fn look_at_fork_group(fd: i32, d: &'static Desc) {
-    if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+    if d.unconnected().was_forked() && d.kind() == Kind::Bound {
         join_fork_group(fd, d);
     }
 }
@@ -288,7 +283,7 @@ fn ended(d: &Desc, for_all: bool) {
 }
 
 pub fn exec_prepared() -> impl Iterator<Item = &'static Desc> {
-    crate::table::all().filter(|d| d.kind() == kind::LISTENER && d.exec_prepared.load(Ordering::Relaxed))
+    crate::table::all().filter(|d| d.kind() == Kind::Listener && d.listening().is_exec_prepared())
 }
 
 /// Has this process a listener that it has prepared for the next program?

@@ -103,15 +103,15 @@ impl For {
 fn identity_of(fd: i32) -> Option<u64> {
     let d = table::lookup(fd)?;
     // (One that the program has bound shows addresses of its choice, and another process may set what it likes.)
-    let bound = d.kind() == table::kind::BOUND || d.forked.load(Ordering::Relaxed);
+    let bound = d.kind() == table::Kind::Bound || d.unconnected().was_forked();
     if bound || !kept::is_plain(d) {
         return None;
     }
-    match d.identity.load(Ordering::Relaxed) {
+    match d.placeholder().identity() {
         identity::RECYCLED => None,
         identity::UNKNOWN => {
             let made = identity::has_made(fd).then(identity::now)?;
-            d.identity.store(made, Ordering::Relaxed);
+            d.placeholder().set_identity(made);
             Some(made)
         }
         known => Some(known),

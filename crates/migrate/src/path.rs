@@ -187,7 +187,7 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
     // What does not fit stays for the peer to send again. The flags keep all others off; the token
     // is for the position, which the monitor moves meanwhile.
     if let Ok(_t) = token::enter(rxh) {
-        let m = &d.slot().migrated[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
+        let m = &d.slot().migrated[(1 - d.side()) & 1];
         m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
         m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Release);
         pair::act(d, what);
@@ -197,7 +197,7 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
     }
     settle::apply_options(d, own.0);
     if gone {
-        pair::release(d, 1 - d.side.load(Ordering::Relaxed));
+        pair::release(d, 1 - d.side());
     }
     migrated_out(d);
 }
@@ -205,7 +205,7 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
 /// The last word of a mover.
 fn migrated_out(d: &'static Desc) {
     // Release: all that came before.
-    let how = if d.comes_back.load(Ordering::Relaxed) { status::FOR_NOW } else { 0 };
+    let how = if d.path().comes_back() { status::FOR_NOW } else { 0 };
     d.tx().1.prod.status.fetch_or(status::MIGRATED | how, Ordering::Release);
     d.sock().flags.fetch_and(!flag::MIGRATING, Ordering::Release);
     stats::count(Counter::PathSwitch);
@@ -243,9 +243,9 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     }
     let pours = s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0;
     if pours && peer_status(d) & status::FOR_NOW != 0 {
-        d.comes_back.store(true, Ordering::Relaxed);
+        d.path().set_comes_back(true);
     }
-    let Some(fd) = pair::claim(d, d.side.load(Ordering::Relaxed), pours) else {
+    let Some(fd) = pair::claim(d, d.side(), pours) else {
         if !d.is_conn() {
             // Another thread was faster, and needed the monitor's copy no more.
             return went_to(d).ok_or(Errno::EBADF);
@@ -261,7 +261,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
         };
         if s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0 {
             // A consumer in the state in which the mover left the ring.
-            let at = &d.slot().migrated[d.side.load(Ordering::Relaxed) as usize & 1];
+            let at = &d.slot().migrated[d.side()];
             let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
             settle::apply_options(d, fd);
             if !(h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) && pass_over(d, fd)) {
@@ -286,7 +286,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
         } else {
             process::close_own(fd);
         }
-        return Ok(d.kernel_end.load(Ordering::Acquire) - 1);
+        return Ok(d.path().kernel_end().unwrap_or(-1));
     }
     settle::complete(d, fd)
 }

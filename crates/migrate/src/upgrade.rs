@@ -15,9 +15,8 @@
 //! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
 //! a call that comes while it is decided waits for that.
 
-use crate::cow::Sparing;
 use crate::signals::Held;
-use crate::table::{self, kind, Desc, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::wait::{self, Sleeper};
 use crate::{ctl, lately, name, process, registry, route};
 use core::sync::atomic::{fence, Ordering};
@@ -66,7 +65,7 @@ pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
         return false;
     }
     begin(d, CLIENT);
-    d.across.store(across, Ordering::Relaxed);
+    d.kernel().set_across(across);
     if across {
         worth::begins(d);
     }
@@ -82,12 +81,12 @@ pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
 #[cold]
 pub fn failed(fd: i32, d: &Desc, error: &sys::errno::Saved) {
     // What an epoll instance watches it watches in the kernel.
-    let ours = d.kind() == kind::KERNEL && !d.watched.load(Ordering::Relaxed);
+    let ours = d.kind() == Kind::Kernel && !d.placeholder().is_watched();
     // Then the kernel has something to say yet.
     let says_more = [Errno::EINPROGRESS, Errno::EALREADY, Errno::EINTR, Errno::EISCONN];
     let pending = says_more.into_iter().any(|e| error.is(e));
     if ours && !pending && !crate::inspect::is_connected(fd) {
-        d.kind.store(kind::FRESH, Ordering::Release);
+        d.disconnect();
     }
 }
 
@@ -111,11 +110,10 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     if !across && !is_here(&peer.ip) {
         return;
     }
-    let Some(d) = table::alloc(kind::FRESH) else { return };
-    d.family.store(peer.family as u32, Ordering::Relaxed);
-    d.kernel_family.store(peer.family as u32, Ordering::Relaxed);
+    let Some(d) = table::alloc(Kind::Fresh) else { return };
+    d.set_families(peer.family as u32);
     begin(d, SERVER);
-    d.across.store(across, Ordering::Relaxed);
+    d.kernel().set_across(across);
     if across {
         worth::begins(d);
     }
@@ -130,13 +128,12 @@ pub fn candidate(was: &Desc) -> Option<&'static Desc> {
         return None;
     }
     let across = was.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0;
-    let d = table::alloc(kind::FRESH)?;
-    let family = was.family.load(Ordering::Relaxed);
-    d.family.store(family, Ordering::Relaxed);
-    d.kernel_family.store(family, Ordering::Relaxed);
-    begin(d, was.side.load(Ordering::Relaxed) as usize);
-    d.across.store(across, Ordering::Relaxed);
-    d.comes_back.store(true, Ordering::Relaxed);
+    let d = table::alloc(Kind::Fresh)?;
+    let family = was.family();
+    d.set_families(family);
+    begin(d, was.side());
+    d.kernel().set_across(across);
+    d.path().set_comes_back(true);
     Some(d)
 }
 
@@ -165,23 +162,23 @@ pub struct Using(&'static Desc);
 
 impl Drop for Using {
     fn drop(&mut self) {
-        self.0.using.leave();
+        self.0.kernel().leave();
     }
 }
 
 /// Is it a kernel connection that may go over? If not, [`enter`] changes nothing.
 #[inline(always)]
 pub fn is_candidate(fd: i32) -> bool {
-    table::lookup(fd).is_some_and(|d| d.kind() == kind::KERNEL)
+    table::lookup(fd).is_some_and(|d| d.kind() == Kind::Kernel)
 }
 
 /// Before a call on a descriptor.
 #[inline(always)]
 pub fn enter(fd: i32, call: Call) -> Entered {
     match table::lookup(fd) {
-        Some(d) if d.kind() == kind::KERNEL => {
+        Some(d) if d.kind() == Kind::Kernel => {
             brief::turn();
-            if d.using.never() {
+            if d.kernel().stays() {
                 return Entered::Kernel(None);
             }
             enter_counted(fd, d, call)
@@ -193,14 +190,14 @@ pub fn enter(fd: i32, call: Call) -> Entered {
 #[cold]
 fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
     let weight = weight(d, call);
-    let calls = d.calls.fetch_add(weight, Ordering::Relaxed) + weight;
-    if calls >= d.next_try.load(Ordering::Relaxed) {
+    let calls = d.kernel().count_call(weight);
+    if calls >= d.kernel().next_try() {
         consider(fd, d, call, calls);
     }
     // The accepter has offered its end. Between namespaces the opener has tried once: perhaps a thread that
     // only receives was inside the kernel.
-    let both = d.side.load(Ordering::Relaxed) as usize == SERVER || d.across.load(Ordering::Relaxed);
-    if both && d.tries.load(Ordering::Relaxed) > 0 {
+    let both = d.is_server() || d.kernel().is_across();
+    if both && d.kernel().tries() > 0 {
         ctl::poll();
         if call == Call::Receive && wait(fd, d) {
             return Entered::Interrupted;
@@ -210,10 +207,10 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
         if d.is_conn() {
             return Entered::Ours;
         }
-        if d.kind() != kind::KERNEL {
+        if d.kind() != Kind::Kernel {
             return if d.is_conn() { Entered::Ours } else { Entered::Kernel(None) };
         }
-        match d.using.enter() {
+        match d.kernel().enter() {
             Entry::Never => return Entered::Kernel(None),
             Entry::Wait => sys::nanosleep(20_000),
             Entry::Counted => {
@@ -229,24 +226,19 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
 /// connection that is asked something again goes over soon: the third request, or the second answer, is
 /// the first try, unless another one has tried right before. A connection for one request pays nothing.
 fn weight(d: &Desc, call: Call) -> u32 {
-    if !d.across.load(Ordering::Relaxed) {
+    if !d.kernel().is_across() {
         return 1;
     }
     let receives = call != Call::Send;
-    if d.heard.load(Ordering::Relaxed) == receives {
-        return 1;
-    }
-    d.heard.store(receives, Ordering::Relaxed);
-    if receives {
-        1
-    } else {
-        worth::TURN
+    match d.kernel().turns(receives) {
+        true if !receives => worth::TURN,
+        _ => 1,
     }
 }
 
 /// It is used in a way that the kernel alone can do, or by another process as well.
 pub fn give_up(d: &Desc) {
-    d.ticket.put(0);
+    d.kernel().set_ticket(0);
     tell(d, what::SHARED);
     forbid(d);
 }
@@ -260,7 +252,7 @@ pub fn give_up_fd(fd: i32) {
 
 /// Others will have our descriptors.
 pub fn give_up_all() {
-    let ours = |d: &&Desc| d.kind() == kind::KERNEL && d.refs.load(Ordering::Relaxed) > 0;
+    let ours = |d: &&Desc| d.kind() == Kind::Kernel && d.is_used();
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(ours).for_each(give_up);
 }
 
@@ -274,17 +266,17 @@ pub fn become_child() {
 /// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
 fn wait(fd: i32, d: &Desc) -> bool {
     // Seen once is enough: a receive that blocks later stays inside the kernel, as one that came before the first try.
-    if d.seen_nonblocking.load(Ordering::Relaxed) {
+    if d.kernel().was_nonblocking() {
         return false;
     }
     let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
     if !blocking {
-        d.seen_nonblocking.store(true, Ordering::Relaxed);
+        d.kernel().mark_nonblocking();
         return false;
     }
     let mut t = [0u8; 16];
     let limited = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_err() || t != [0; 16];
-    let limited = limited || d.rcvtimeo.load(Ordering::Relaxed) != 0;
+    let limited = limited || d.options().receive_timeout() != 0;
     if limited {
         return false;
     }
@@ -292,7 +284,7 @@ fn wait(fd: i32, d: &Desc) -> bool {
         let Some(mut sleeper) = Sleeper::new() else { return false };
         // The waker before the look; `went_over` does the reverse.
         fence(Ordering::SeqCst);
-        let ours = d.kind() != kind::KERNEL || d.using.never();
+        let ours = d.kind() != Kind::Kernel || d.kernel().stays();
         let mut p = [fd, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         let r = match ours {
             true => Ok(0),
@@ -301,7 +293,7 @@ fn wait(fd: i32, d: &Desc) -> bool {
         };
         sleeper.end(|_| ());
         wait::heed(&p);
-        if ours || p[0].revents != 0 || d.kind() != kind::KERNEL {
+        if ours || p[0].revents != 0 || d.kind() != Kind::Kernel {
             return false;
         }
         if r == Err(Errno::EINTR) && !wait::restarts(false) {
@@ -321,32 +313,32 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     // No try: one late answer would use up all of a busy connection.
     if ctl::is_slow() {
-        return d.next_try.store(calls.saturating_add(CALLS), Ordering::Relaxed);
+        return d.kernel().set_next_try(calls.saturating_add(CALLS));
     }
-    let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
+    let opener = !d.is_server();
     let early = worth::first_try(d, opener, calls);
     if let Err(later) = early {
-        return d.next_try.store(later, Ordering::Relaxed);
+        return d.kernel().set_next_try(later);
     }
     // Another thread may have tried meanwhile.
-    let late = calls.saturating_sub(d.next_try.load(Ordering::Relaxed));
+    let late = calls.saturating_sub(d.kernel().next_try());
     // Before a request most connections are at rest; behind it the answer may be on its way.
     if opener && (call != Call::Send && late < QUIET || late < LOOKS && at_rest(fd).is_none()) {
         return;
     }
     if process::is_off() {
-        d.next_try.store(calls.saturating_add(CALLS), Ordering::Relaxed);
+        d.kernel().set_next_try(calls.saturating_add(CALLS));
         return;
     }
-    let longer = if d.across.load(Ordering::Relaxed) || is_passed(d) { 2 } else { 4 };
-    let comes_back = d.comes_back.load(Ordering::Relaxed);
+    let longer = if d.kernel().is_across() || is_passed(d) { 2 } else { 4 };
+    let comes_back = d.path().comes_back();
     let most = if comes_back { calls.saturating_add(PATIENT) } else { u32::MAX };
-    d.next_try.store(calls.saturating_mul(longer).min(most), Ordering::Relaxed);
+    d.kernel().set_next_try(calls.saturating_mul(longer).min(most));
     ctl::wanted();
     if ctl::dead() || !is_mine_alone(d) {
         return; // it may come
     }
-    let tries = d.tries.fetch_add(1, Ordering::Relaxed);
+    let tries = d.kernel().count_tries(1);
     if is_too_often(tries, calls) && !comes_back || !process::enabled() {
         return give_up(d);
     }
@@ -357,15 +349,15 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if !opener {
         let mut m = Msg::new(msg::OFFER);
         m.id = key(d);
-        m.arg0 = d.across.load(Ordering::Relaxed).into();
+        m.arg0 = d.kernel().is_across().into();
         m.arg1 = is_passed(d).into();
         // With an answer: until the monitor has read it the message holds the socket, and a close
         // of the program's would not end the connection.
         match ctl::request(m, Some(fd)) {
             // The monitor keeps it until the opener asks, or there are very many of this process's.
             Ok(_) => {
-                d.next_try
-                    .store(calls.saturating_mul(if tries == 0 { 16 } else { longer }).min(most), Ordering::Relaxed);
+                let times = if tries == 0 { 16 } else { longer };
+                d.kernel().set_next_try(calls.saturating_mul(times).min(most));
                 missed(d, OFFERED);
             }
             Err(Errno::EXDEV) => stranger(fd, d),
@@ -375,9 +367,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     // A handler that comes in between would wait for us.
     let _held = Held::all();
-    if d.using.decide() {
+    if d.kernel().decide() {
         let r = open(fd, d);
-        d.using.decided(r == Err(Errno::EXDEV));
+        d.kernel().decided(r == Err(Errno::EXDEV));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::claim::claim;
 use crate::establish::{establish, End};
 use crate::kept;
 use crate::signals::Held;
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
 use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, waker, Cause, Outcome};
@@ -53,8 +53,8 @@ unsafe fn accept_any(
         return Outcome::Kernel(Cause::Invalid);
     }
     crate::listen::look_at_fork_group(fd, d);
-    if !d.accepts.load(Ordering::Relaxed) {
-        d.accepts.store(true, Ordering::Relaxed);
+    if !d.listening().accepts() {
+        d.listening().mark_accepting();
     }
     let Some(l) = crate::listen::of(d) else {
         // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
@@ -139,7 +139,7 @@ unsafe fn from_queue(
     }
     // The descriptor first: without one the connection stays in the queue, as
     // it does in the kernel.
-    let parts = match Parts::get(d.family.load(Ordering::Relaxed), flags) {
+    let parts = match Parts::get(d.family(), flags) {
         Ok(p) => p,
         Err(e) => return Some(Err(e)),
     };
@@ -149,7 +149,7 @@ unsafe fn from_queue(
         let Some((dst, port)) = claim(l, c, slot) else { continue };
         match c.rings(slot) {
             Ok(rings) => {
-                let to = Addr { ip: dst, family: d.family.load(Ordering::Relaxed) as u16, ..l.addr() };
+                let to = Addr { ip: dst, family: d.family() as u16, ..l.addr() };
                 let end = End::usual(c, (slot, rings), SERVER, &to, port);
                 // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the
                 // kernel reach them.
@@ -182,22 +182,20 @@ unsafe fn take(
     let bound = l.addr();
     let family = e.family;
     let &Parts { fd, desc: d, sock } = parts;
-    d.family.store(family as u32, Ordering::Relaxed);
-    d.nonblock.store(flags & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
+    d.set_family(family as u32);
+    d.unconnected().set_nonblock(flags & libc::SOCK_NONBLOCK != 0);
     let options = opts::before::at(e.chan.slot(e.slot).dir[SERVER].prod.options.swap(0, Ordering::Relaxed), listener);
-    for (o, v) in d.opt.iter().zip(options.opt) {
-        o.store(v, Ordering::Relaxed);
-    }
+    d.options().set_values(options.opt);
     // An address of its own makes a socket IPv6-only, unless it is a mapped one.
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
-    d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
+    d.options().set_value(opts::V6ONLY, (family == libc::AF_INET6 as u16 && only6).into());
     if kept::any(listener) {
         if let Some(from) = table::fd_of(listener) {
             kept::inherit(listener, from, d, fd);
         }
     }
-    d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);
-    d.sndtimeo.store(options.sndtimeo, Ordering::Relaxed);
+    d.options().set_receive_timeout(options.rcvtimeo);
+    d.options().set_send_timeout(options.sndtimeo);
     establish(d, sock, e);
     if !table::install(fd, d) {
         crate::close::last_reference(d);
@@ -261,7 +259,7 @@ unsafe fn wait_any(
     len: *mut u32,
     flags: i32,
 ) -> Waited {
-    let timeo = d.rcvtimeo.load(Ordering::Relaxed);
+    let timeo = d.options().receive_timeout();
     let deadline = Deadline::of_option(timeo);
     // A signal that is handled while we spin would not end the sleep behind it, as it does in the
     // kernel: it waits until then. (Others spin too shortly to pay for that.)
@@ -285,7 +283,7 @@ unsafe fn wait_any(
             }
         }
         let signals = held.get_or_insert_with(Held::all).before();
-        if d.spin_rx.spin(0, || l.has_syn(true)) {
+        if d.spin_rx().spin(0, || l.has_syn(true)) {
             continue;
         }
         if let Some(z) = zone::of(d).filter(|z| z.is_non_worker() && !kernel::is_ready(fd)) {
@@ -359,7 +357,7 @@ fn sleep(
         }
         // SAFETY: `signals` is as long as the kernel's set.
         n = unsafe { wait::sleep(p, sleeper.as_mut(), left, &raw const signals as *const _) };
-        d.spin_rx.slept(t0, l.notified_since(t0));
+        d.spin_rx().slept(t0, l.notified_since(t0));
     }
     if let Some(s) = sleeper {
         s.end(|b| l.disarm(b));
@@ -375,7 +373,7 @@ fn sleep(
 /// As [`accept`].
 #[cold]
 unsafe fn restart_on_fd(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
-    let now = table::lookup(fd).filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER));
+    let now = table::lookup(fd).filter(|d| matches!(d.kind(), Kind::Listener | Kind::KernelListener));
     // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
     // them.
     match now.map(|d| unsafe { accept(fd, d, addr, len, flags) }) {

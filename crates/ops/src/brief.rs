@@ -4,7 +4,7 @@
 //! [`fsocket_runtime::brief`]; ADR 53.
 
 use crate::listen::{self, Listener};
-use crate::table::{self, kind, Desc, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::{arena, ctl, upgrade};
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::arena::BRIEF_OFF;
@@ -26,7 +26,7 @@ pub fn accepted(l: &Listener, fd: i32) {
     let place = listen::place_of(l);
     if place < state::LISTENERS {
         let which = u64::from(d.index()) << 8 | (place as u64 + 1);
-        ACCEPTED.store(u64::from(d.generation.load(Ordering::Relaxed)) << 32 | which, Ordering::Relaxed);
+        ACCEPTED.store(u64::from(d.generation()) << 32 | which, Ordering::Relaxed);
     }
 }
 
@@ -37,11 +37,7 @@ pub fn before_fork() -> Option<&'static Desc> {
         return None;
     }
     let (generation, index, place) = ((accepted >> 32) as u32, (accepted as u32) >> 8, (accepted & 0xff) as usize - 1);
-    let is_it = |d: &&Desc| {
-        matches!(d.kind(), kind::CONN | kind::KERNEL)
-            && d.generation.load(Ordering::Relaxed) == generation
-            && d.refs.load(Ordering::Relaxed) > 0
-    };
+    let is_it = |d: &&Desc| matches!(d.kind(), Kind::Shm | Kind::Kernel) && d.generation() == generation && d.is_used();
     let d = DESCS.get(index).filter(is_it)?;
     let l = listen::at(place)?;
     let id = l.id.load(Ordering::Relaxed);
@@ -57,7 +53,7 @@ pub fn before_fork() -> Option<&'static Desc> {
             learned.turn_to(in_kernel);
         }
     }
-    state::expect(place, learned.in_kernel(), d.kind() == kind::KERNEL);
+    state::expect(place, learned.in_kernel(), d.kind() == Kind::Kernel);
     (learned.in_kernel() && upgrade::can_be_handed_down(d)).then_some(d)
 }
 

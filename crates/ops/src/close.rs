@@ -5,14 +5,14 @@
 use crate::path;
 use crate::stage;
 use crate::stage::Path;
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{
     asleep, chan, conn, epoll, listen, name, peers, pool, process, route, socks, stats, stream, token, trim, unhooked,
     zone, Cause, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
-use fsocket_abi::channel::{status, SERVER};
+use fsocket_abi::channel::status;
 use fsocket_proto::Addr;
 use fsocket_ring as ring;
 use fsocket_sync::token::Words as _;
@@ -61,7 +61,7 @@ pub use crate::process::owns as own;
 fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     asleep::reap();
     table::detach(d, fd, !really);
-    let last = d.refs.fetch_sub(1, Ordering::AcqRel) == 1;
+    let last = d.drop_ref();
     epoll::fd_closed(fd, d, last);
     if !last {
         stream::fd_detached(d);
@@ -90,24 +90,24 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
 /// The last number of this process that refers to `d` is gone.
 pub fn last_reference(d: &'static Desc) {
     // (There is nothing of this process's to end. Before the others: they take a table, another page.)
-    if listen::is_deferred() && d.kind() == kind::LISTENER {
+    if listen::is_deferred() && d.kind() == Kind::Listener {
         return;
     }
     match d.kind() {
-        kind::CONN => release_conn(d),
-        kind::LISTENER => {
-            if d.held_elsewhere.load(Ordering::Relaxed) {
+        Kind::Shm => release_conn(d),
+        Kind::Listener => {
+            if d.listening().is_held_elsewhere() {
                 path::leave_to_kernel(d);
             }
             zone::closed(d);
             listen::closed(d);
         }
-        kind::KLISTENER => zone::closed(d),
-        kind::KERNEL => {
+        Kind::KernelListener => zone::closed(d),
+        Kind::Kernel => {
             crate::upgrade::ended(d);
             crate::upgrade::let_go(d);
         }
-        kind::EPOLL => epoll::destroy(d),
+        Kind::Epoll => epoll::destroy(d),
         _ => {}
     }
 }
@@ -116,25 +116,25 @@ fn release_conn(d: &'static Desc) {
     if stage::of(d) == Path::Pending {
         // Bytes that were sent too late for the other side to take along. This thread releases the connection,
         // once; a thread that holds it meanwhile does not.
-        d.refs.fetch_add(1, Ordering::AcqRel);
+        d.add_ref();
         let _ = path::follow(d);
-        d.refs.fetch_sub(1, Ordering::AcqRel);
+        d.drop_ref();
         if !d.is_conn() {
             return;
         }
     }
     let s = d.sock();
-    let (slot, chan) = (d.slot_index.load(Ordering::Relaxed) as usize, d.chan.load(Ordering::Relaxed));
+    let (slot, place) = (d.conn().slot_index(), d.conn().channel());
     // Wait until no other thread is inside an operation on it: the slot may be
     // used again right after. Busy: we are in a signal handler on top of one;
     // its operation finds the descriptor gone.
     let tokens = (token::enter(&s.tx), token::enter(&s.rx));
     crate::upgrade::ended(d);
-    d.kind.store(kind::FRESH, Ordering::Release);
+    d.disconnect();
     s.tx.withdraw();
     s.rx.withdraw();
     stream::wake_late(d);
-    let channel = chan::CHANS.get(chan.wrapping_sub(1));
+    let channel = place.and_then(|i| chan::CHANS.get(i));
     if let Some(c) = channel {
         // Before the peer can see that we are done: from then on the slot may
         // belong to its next connection, which another thread of ours accepts.
@@ -189,8 +189,8 @@ pub fn disconnect(d: &'static Desc) -> bool {
 
 /// The address of the listener that has accepted a connection, if it is still there.
 fn listener_of(d: &Desc) -> Option<Addr> {
-    let chan = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1))?;
-    let accepted = d.side.load(Ordering::Relaxed) as usize == SERVER;
+    let chan = chan::of(d)?;
+    let accepted = d.is_server();
     route::address_of(chan.listener.load(Ordering::Relaxed)).filter(|_| accepted)
 }
 
@@ -228,11 +228,11 @@ fn part(d: &'static Desc, reset: bool) {
         s.opt[crate::opts::LINGER_SECS].store(0, Ordering::Relaxed);
     }
     release_conn(d);
-    epoll::migrated_to_kernel(d, -1);
+    epoll::migrated_to_kernel(d, None);
     let mut n = 0;
     table::each_fd(d, |_| n += 1);
     table::remove_fds(d);
-    d.refs.fetch_sub(n, Ordering::AcqRel);
+    d.drop_refs(n);
 }
 
 /// The protocol part: FIN, or RST if data was not read or the application
@@ -271,13 +271,13 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         if d.is_conn() {
             return shutdown(d, how);
         }
-        if matches!(d.kind(), kind::LISTENER | kind::KLISTENER) && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
+        if matches!(d.kind(), Kind::Listener | Kind::KernelListener) && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             listener_shut(d);
-        } else if d.kind() == kind::LISTENER && how == libc::SHUT_WR {
+        } else if d.kind() == Kind::Listener && how == libc::SHUT_WR {
             epoll::stirred(d);
-        } else if matches!(d.kind(), kind::FRESH | kind::BOUND) {
+        } else if d.is_unconnected() {
             // It fails, and yet the kernel's socket remembers it.
-            d.kernel_only.store(true, Ordering::Relaxed);
+            d.unconnected().leave_to_kernel();
         }
         return Outcome::Kernel(Cause::NotOurs);
     }
@@ -342,7 +342,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
 pub fn listener_shut(d: &Desc) {
     zone::shut(d);
     listen::shut(d);
-    d.kind.store(kind::BOUND, Ordering::Release);
+    d.unlisten(false);
 }
 
 /// Before `old` gets the number `new` as well. False: that is one of the numbers 0 to 2, which libc and the next program
@@ -362,13 +362,13 @@ pub fn duplicated(old: i32, new: i32) -> bool {
     pool::kernel_allocated(new);
     epoll::later::used(old);
     if let Some(d) = table::lookup(old) {
-        d.refs.fetch_add(1, Ordering::AcqRel);
+        d.add_ref();
         if !table::install(new, d) {
-            d.refs.fetch_sub(1, Ordering::AcqRel);
+            d.drop_ref();
         }
         // Two numbers, one kernel socket: not a placeholder for anybody else.
-        d.dirty.store(true, Ordering::Relaxed);
-        d.exec_prepared.store(true, Ordering::Relaxed);
+        d.placeholder().mark_changed();
+        d.listening().prepare_exec();
     }
     may_duplicate(old, new)
 }

@@ -2,7 +2,7 @@
 
 use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, sharing_of, End};
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::{
     ctl, epoll, inspect, kept, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Cause,
     Outcome,
@@ -24,20 +24,20 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         return disconnect(fd, d);
     }
     let bound = match d.kind() {
-        kind::CONN if !(2..=size_of::<libc::sockaddr_storage>() as u32).contains(&len) => {
+        Kind::Shm if !(2..=size_of::<libc::sockaddr_storage>() as u32).contains(&len) => {
             return Outcome::Done(Err(Errno::EINVAL))
         }
-        kind::CONN => return Outcome::Done(again(d)),
-        kind::FRESH => false,
-        kind::BOUND if d.forked.load(Ordering::Relaxed) => return to_kernel(fd, d, Reason::Option),
-        kind::BOUND => true,
+        Kind::Shm => return Outcome::Done(again(d)),
+        Kind::Fresh => false,
+        Kind::Bound if d.unconnected().was_forked() => return to_kernel(fd, d, Reason::Option),
+        Kind::Bound => true,
         _ => return Outcome::Kernel(Cause::NotOurs),
     };
     // SAFETY: the program says that `len` bytes are at `addr`; they were found readable, or are too many for an
     // address.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Reason::Option) };
-    let family = d.family.load(Ordering::Relaxed);
-    if d.kernel_only.load(Ordering::Relaxed) {
+    let family = d.family();
+    if d.unconnected().is_for_kernel() {
         return to_kernel(fd, d, Reason::Option);
     }
     if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
@@ -59,7 +59,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
             // `bind` to an address makes a socket IPv6-only.
             opts::learn(d, fd, opts::V6ONLY);
         }
-        if d.opt[opts::V6ONLY].load(Ordering::Relaxed) != 0 && name::is_v4(&dst.ip) {
+        if d.options().value(opts::V6ONLY) != 0 && name::is_v4(&dst.ip) {
             return to_kernel(fd, d, Reason::Option); // ENETUNREACH
         }
     }
@@ -77,7 +77,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         Ok(()) => {
             stats::count(Counter::ConnectShm);
             // A handshake takes longer than no time at all.
-            let at_once = d.sndtimeo.load(Ordering::Relaxed) == opts::AT_ONCE;
+            let at_once = d.options().send_timeout() == opts::AT_ONCE;
             if at_once || d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
                 d.sock().flags.fetch_or(flag::CONNECTING, Ordering::Relaxed);
                 return Outcome::Done(Err(Errno::EINPROGRESS));
@@ -100,12 +100,12 @@ fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
     // (Now: it gets an address here, and would not be taken for a new one afterwards.)
     fsocket_fdtable::pristine::settle(fd, d);
     match d.kind() {
-        kind::CONN => {
+        Kind::Shm => {
             if !crate::close::disconnect(d) {
                 crate::path::materialize_one(d, Reason::Option);
             }
         }
-        kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
+        Kind::Listener | Kind::KernelListener => crate::close::listener_shut(d),
         _ => return to_kernel(fd, d, Reason::Option),
     }
     Outcome::Kernel(Cause::NotOurs)
@@ -173,7 +173,7 @@ fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
         sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_err() || v != [0; 4]
     };
     let usual = name::is_any(&here.ip) && name::same_version(&here.ip, &dst.ip) || here.ip == name::source_for(&dst.ip);
-    let sole = d.any_port.load(Ordering::Relaxed) || !set(libc::SO_REUSEADDR);
+    let sole = d.unconnected().has_any_port() || !set(libc::SO_REUSEADDR);
     // (It may be a listener that is the kernel's alone.)
     let free = usual && here.port >= 1024 && sole && !set(libc::SO_REUSEPORT) && !set(libc::SO_ACCEPTCONN);
     free.then_some(here.port)
@@ -220,7 +220,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         establish(d, sock, &me);
         let pushed = chan.push_syn(&mut cl, slot);
         if !pushed {
-            d.kind.store(kind::FRESH, Ordering::Release);
+            d.disconnect();
             chan.set_desc(slot, None);
             socks::free_sock(sock);
             chan.give_back(&mut cl, slot);
@@ -239,7 +239,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             for dir in &chan.slot(slot).dir {
                 dir.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
             }
-            d.kind.store(kind::FRESH, Ordering::Release);
+            d.disconnect();
             chan.set_desc(slot, None);
             socks::free_sock(sock);
             chan.retire_slot(slot);

@@ -14,7 +14,7 @@ mod nat;
 
 use crate::kept;
 use crate::stage;
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::{ready, user, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::sharing;
@@ -23,7 +23,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 use crate::options::*;
 pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
 pub use crate::values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
-use crate::values::{size_lowat, values};
+use crate::values::{set_value, size_lowat};
 use effect::Effect;
 pub use extra::sends;
 pub use flags::{fcntl, ioctl, is_kernels, nonblock_from_below, survives};
@@ -71,7 +71,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         return Outcome::Done(unsafe { extra::set_unknown(fd, d, (level, name), val, len) });
     }
     if !number(4) {
-        d.dirty.store(true, Ordering::Relaxed);
+        d.placeholder().mark_changed();
         if number(1) {
             kept::kept(d, level, name);
         }
@@ -102,17 +102,17 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         crate::establish::share(d, sharing::PORT, v != 0);
     }
     // Something rare: the placeholder keeps it and says whether it is legal.
-    d.dirty.store(true, Ordering::Relaxed);
+    d.placeholder().mark_changed();
     Outcome::Kernel(Cause::Below)
 }
 
 /// Of a socket that is no connection of ours: the kernel decides; what it takes is remembered.
 fn set_in_kernel(fd: i32, d: &'static Desc, (level, name): (i32, i32), v: i32, val: &[u8]) -> Result<()> {
-    if d.kind() == kind::LISTENER && is_inherited(level, name) {
+    if d.kind() == Kind::Listener && is_inherited(level, name) {
         before::changes(fd, d);
     }
     sys::setsockopt(fd, level, name, val)?;
-    d.dirty.store(true, Ordering::Relaxed);
+    d.placeholder().mark_changed();
     // SAFETY: `val` is there.
     let known = || unsafe { remember(d, level, name, v, val.as_ptr(), val.len() as u32) };
     if buffer(level, name).is_none_or(|i| !learn(d, fd, i)) && !known() {
@@ -123,7 +123,7 @@ fn set_in_kernel(fd: i32, d: &'static Desc, (level, name): (i32, i32), v: i32, v
 
 /// The size of a buffer, number `i`. The placeholder knows the system's limits.
 fn set_buffer(fd: i32, d: &'static Desc, (level, name): (i32, i32), i: usize, val: &[u8]) -> Result<()> {
-    d.dirty.store(true, Ordering::Relaxed);
+    d.placeholder().mark_changed();
     sys::setsockopt(fd, level, name, val)?;
     if !learn(d, fd, i) {
         return Ok(());
@@ -147,7 +147,7 @@ fn set_buffer(fd: i32, d: &'static Desc, (level, name): (i32, i32), i: usize, va
 fn refused(d: &Desc, level: i32, name: i32, v: i32) -> Option<Outcome<Result<()>>> {
     if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) {
         // Not once it has a port; and the kernel says what IPv4 makes of it.
-        match d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 {
+        match d.family() == libc::AF_INET6 as u32 {
             true if ready::over(d) => {}
             true => return Some(Outcome::Done(Err(Errno::EINVAL))),
             false => return Some(Outcome::Kernel(Cause::Below)),
@@ -186,14 +186,13 @@ fn buffer(level: i32, name: i32) -> Option<usize> {
 /// # Safety
 /// `val` is readable for `len` bytes.
 unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const u8, len: u32) -> bool {
-    let o = values(d);
     let number = |n: u32| len >= n && user::readable(val, n as usize);
     match (level, name) {
         (S, libc::SO_LINGER) if number(8) => {
             // SAFETY: eight bytes are there.
             let secs = unsafe { (val as *const i32).add(1).read_unaligned() };
-            o[LINGER_ON].store((v != 0) as i32, Ordering::Relaxed);
-            o[LINGER_SECS].store(secs, Ordering::Relaxed);
+            set_value(d, LINGER_ON, (v != 0) as i32);
+            set_value(d, LINGER_SECS, secs);
             true
         }
         (S, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | RCVTIMEO_NEW | SNDTIMEO_NEW) if number(16) => {
@@ -209,13 +208,12 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
                 0 => ns,
                 tick => ns.div_ceil(tick).saturating_mul(tick), // the kernel counts in ticks
             };
-            let (a, b) =
-                if matches!(name, libc::SO_RCVTIMEO | RCVTIMEO_NEW) { (&d.rcvtimeo, 0) } else { (&d.sndtimeo, 1) };
-            if d.is_conn() {
-                let s = d.sock();
-                (if b == 0 { &s.rcvtimeo } else { &s.sndtimeo }).store(ns, Ordering::Relaxed);
-            } else {
-                a.store(ns, Ordering::Relaxed);
+            let receive = matches!(name, libc::SO_RCVTIMEO | RCVTIMEO_NEW);
+            match (d.is_conn(), receive) {
+                (true, true) => d.sock().rcvtimeo.store(ns, Ordering::Relaxed),
+                (true, false) => d.sock().sndtimeo.store(ns, Ordering::Relaxed),
+                (false, true) => d.options().set_receive_timeout(ns),
+                (false, false) => d.options().set_send_timeout(ns),
             }
             true
         }
@@ -223,7 +221,7 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
             let Some(i) = find(level, name) else { return false };
             let t = &TABLE[i];
             if t.max == 1 {
-                o[i].store((v != 0) as i32, Ordering::Relaxed);
+                set_value(d, i, (v != 0) as i32);
                 if i == REUSEADDR && d.is_conn() {
                     crate::establish::share(d, sharing::ADDRESS, v != 0);
                 }
@@ -239,7 +237,7 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
                 RCVLOWAT => v.max(1),
                 _ => v,
             };
-            o[i].store(v, Ordering::Relaxed);
+            set_value(d, i, v);
             if i == USER_TIMEOUT && d.is_conn() {
                 crate::stuck::sent(d);
             }
@@ -279,7 +277,7 @@ pub unsafe fn get(
             extra::leave(d);
         }
     }
-    if (level, name) == (T, libc::TCP_INFO) && d.kind() == kind::LISTENER {
+    if (level, name) == (T, libc::TCP_INFO) && d.kind() == Kind::Listener {
         // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         return Outcome::Done(unsafe { info::of_listener(fd, d, out, len) });
     }

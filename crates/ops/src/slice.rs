@@ -6,7 +6,7 @@
 //! it costs one load. The kernel picks the port (`IP_LOCAL_PORT_RANGE`, 6.3), so
 //! reserved ports and `ip_local_port_range` hold as ever.
 
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::{ctl, inspect, name, process, registry, route, socks, stats, zone};
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::arena::Counter;
@@ -41,7 +41,7 @@ pub unsafe fn choose_unknown(fd: i32, addr: *const libc::sockaddr, len: u32) {
 /// Lets the socket, which is about to be connected by the kernel, take a port of
 /// this CPU's slice. Whatever stands against it, the connection takes any port.
 pub fn choose(fd: i32, d: &Desc, dst: &Addr) {
-    take(fd, dst, d.kind() == kind::BOUND, d.dirty.load(Ordering::Relaxed));
+    take(fd, dst, d.kind() == Kind::Bound, d.placeholder().is_changed());
 }
 
 /// `bound`: it may have a port already; `touched`: it may have options.

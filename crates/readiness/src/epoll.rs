@@ -92,7 +92,7 @@ pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
 /// `epoll_ctl` on an instance that we do not know reaches the kernel, for whatever it names.
 pub fn ctl_elsewhere(fd: i32) {
     if let Some(d) = table::lookup(fd) {
-        d.dirty.store(true, Ordering::Relaxed);
+        d.placeholder().mark_changed();
     }
 }
 
@@ -126,7 +126,7 @@ fn for_items(d: &Desc, mut f: impl FnMut(&'static Ep, &mut Guard<'_, Inner>, &'s
 /// Something about `d` changed on our own side (shutdown, a full ring): look
 /// at it again.
 pub fn changed(d: &Desc) {
-    if d.items.load(Ordering::Relaxed) == 0 {
+    if !d.has_items() {
         return;
     }
     for_items(d, |ep, g, it| {
@@ -139,13 +139,13 @@ pub fn changed(d: &Desc) {
 pub fn became_conn(d: &Desc) {
     // As in `item::add`.
     fence(Ordering::SeqCst);
-    if d.items.load(Ordering::Relaxed) == 0 {
+    if !d.has_items() {
         return;
     }
     for_items(d, |ep, g, it| {
         it.is_ours_now(ep);
         if it.kernel.swap(false, Ordering::Relaxed) {
-            d.watched.store(false, Ordering::Relaxed);
+            d.placeholder().set_watched(false);
             let _ =
                 sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, it.fd.load(Ordering::Relaxed), None);
         }
@@ -157,13 +157,13 @@ pub fn became_conn(d: &Desc) {
 }
 
 /// A connection has become the kernel's: its numbers are kernel sockets now.
-/// `also`: the number under which its kernel end was watched meanwhile, or -1.
-pub fn migrated_to_kernel(d: &Desc, also: i32) {
+/// `also`: the number under which its kernel end was watched meanwhile.
+pub fn migrated_to_kernel(d: &Desc, also: Option<i32>) {
     while let Some(it) = item::pop(d) {
         let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
         ep.kernel.store(true, Ordering::Relaxed);
         let kfd = ep.fd.load(Ordering::Relaxed);
-        if also >= 0 {
+        if let Some(also) = also {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
         }
         let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
@@ -195,16 +195,16 @@ fn watch_in_kernel(ep: &Ep, d: &Desc, fd: i32, ev: &libc::epoll_event) {
 
 /// A connection has become the kernel's for now: what watched `d` watches `next` from now on, in the kernel.
 pub fn watched_in_kernel(d: &Desc, next: &Desc) {
-    let also = d.kernel_end.load(Ordering::Relaxed) - 1;
+    let also = d.path().kernel_end();
     while let Some(it) = item::pop(d) {
         let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
         let kfd = ep.fd.load(Ordering::Relaxed);
-        if also >= 0 {
+        if let Some(also) = also {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
         }
         let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
         watch_in_kernel(ep, d, fd, &ev);
-        next.watched.store(true, Ordering::Relaxed);
+        next.placeholder().set_watched(true);
         if let Ok(mut g) = ep.lock.lock() {
             item::kill(ep, &mut g, it);
             let _ = item::add(ep, &mut g, next, fd, &ev, true);
@@ -225,9 +225,8 @@ pub fn also_kernel(d: &Desc, fd: i32) {
 
 /// The same for one change that the program makes.
 fn also(d: &Desc, kfd: i32, op: i32, ev: Option<&libc::epoll_event>) {
-    let end = d.kernel_end.load(Ordering::Relaxed);
-    if d.is_conn() && end != 0 {
-        let _ = sys::epoll_ctl(kfd, op, end - 1, ev);
+    if let Some(end) = d.path().kernel_end().filter(|_| d.is_conn()) {
+        let _ = sys::epoll_ctl(kfd, op, end, ev);
     }
 }
 
@@ -257,7 +256,7 @@ pub fn fd_closed(fd: i32, d: &Desc, last: bool) {
             ep.fd.store(other, Ordering::Relaxed);
         }
     }
-    if last && d.items.load(Ordering::Relaxed) != 0 {
+    if last && d.has_items() {
         forget_items(d, false);
     }
 }
@@ -295,7 +294,7 @@ fn look_again(d: &Desc, edge: bool) {
 
 /// A socket that instances already watch has become a listener of ours.
 pub fn became_listener(d: &Desc) {
-    if d.items.load(Ordering::Relaxed) == 0 {
+    if !d.has_items() {
         return;
     }
     if let Some(l) = listen::of(d) {

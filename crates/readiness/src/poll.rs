@@ -10,7 +10,7 @@ use crate::ready;
 use crate::signals::Held;
 use crate::stage;
 use crate::stage::Path;
-use crate::table::{self, kind};
+use crate::table::{self, Kind};
 use crate::zone::{self, poll::Beside};
 use crate::{cancel, ctl, epoll, listen, pool, upgrade, user, waker, Cause, Outcome};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -212,21 +212,21 @@ fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
         *k = *p;
         k.revents = 0;
         match ours(p.fd).map(|d| (d, d.kind())) {
-            Some((d, kind::CONN)) => match stage::of(d) {
+            Some((d, Kind::Shm)) => match stage::of(d) {
                 Path::Draining(end) => {
                     k.fd = end;
                     count += 1;
                 }
                 _ => k.fd = -1,
             },
-            Some((d, kind::LISTENER)) => {
+            Some((d, Kind::Listener)) => {
                 count += 1;
                 if let Some(l) = listen::of(d) {
                     l.join();
                 }
             }
             other => {
-                if let Some((d, kind::EPOLL)) = other {
+                if let Some((d, Kind::Epoll)) = other {
                     epoll::is_polled(d);
                 }
                 count += (p.fd >= 0) as usize;

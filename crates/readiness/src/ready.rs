@@ -3,7 +3,7 @@
 use crate::listen;
 use crate::stage;
 use crate::stage::Path;
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::upcalls::watcher;
 use crate::values;
 use core::sync::atomic::Ordering;
@@ -150,9 +150,9 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
 /// kernel queue is not included.
 pub fn events(d: &Desc, wanted: u32) -> u32 {
     match d.kind() {
-        kind::CONN => conn_events(d, wanted),
-        kind::EPOLL if wanted & (IN | RDNORM) != 0 && (watcher().readable)(d) => (IN | RDNORM) & wanted,
-        kind::LISTENER => match listen::of(d) {
+        Kind::Shm => conn_events(d, wanted),
+        Kind::Epoll if wanted & (IN | RDNORM) != 0 && (watcher().readable)(d) => (IN | RDNORM) & wanted,
+        Kind::Listener => match listen::of(d) {
             Some(l) if wanted & (IN | RDNORM) != 0 && l.has_syn(true) => (IN | RDNORM) & wanted,
             _ => 0,
         },

@@ -308,7 +308,7 @@ pub fn become_child() {
             let Some(d) = crate::table::DESCS.get(i) else { continue };
             let mut numbers = 0;
             crate::table::each_fd(d, |_| numbers += 1);
-            if d.refs.load(Ordering::Relaxed) > numbers {
+            if d.refs() > numbers {
                 drop(Hold::abandoned(i));
             }
         }

@@ -42,7 +42,7 @@ const NEAR: usize = 2;
 /// The channel in which the connection `d` is.
 #[inline]
 pub fn of(d: &Desc) -> Option<&'static Chan> {
-    CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1))
+    CHANS.get(d.conn().channel()?)
 }
 
 /// Ports of one lease.

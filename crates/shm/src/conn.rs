@@ -86,13 +86,12 @@ pub struct Hold(u32);
 
 impl Hold {
     pub fn on(d: &Desc) -> Hold {
-        d.refs.fetch_add(1, Ordering::AcqRel);
+        d.add_ref();
         Hold(d.index())
     }
     /// Unless its last reference is gone already.
     pub fn unless_gone(d: &Desc) -> Option<Hold> {
-        let add = |n: u32| (n != 0).then(|| n + 1);
-        d.refs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, add).ok().map(|_| Hold(d.index()))
+        d.add_ref_if_used().then(|| Hold(d.index()))
     }
     /// What an operation that will never end has left behind.
     pub fn abandoned(index: u32) -> Hold {
@@ -103,7 +102,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(d) = table::DESCS.get(self.0) {
-            if d.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if d.drop_ref() {
                 (upcalls().last_reference)(d);
                 table::done_with(d);
             }
@@ -121,7 +120,7 @@ pub fn wake_own(d: &'static Desc) {
         sys::futex_wake(&w.seq, i32::MAX);
     }
     if let Some(c) = chan::of(d) {
-        let slot = d.slot_index.load(Ordering::Relaxed) as usize;
+        let slot = d.conn().slot_index();
         // The peer may have taken sleepers from the words.
         if let Some(news) = arena::header().map(|h| &h.news[news_of(c.id.load(Ordering::Relaxed), slot)]) {
             if news.tell() {
@@ -141,7 +140,7 @@ pub fn wake_own(d: &'static Desc) {
 /// Wakes the other side, for which `mask` came from [`Want::take`].
 pub fn wake(d: &'static Desc, want: &Want, mask: u64) {
     if let Some(c) = chan::of(d) {
-        chan::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
+        chan::wake(c, d.conn().slot_index(), want, mask);
     }
 }
 

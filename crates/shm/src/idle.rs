@@ -36,7 +36,7 @@ pub fn populate(d: &Desc, h: &Half, len: usize) {
     if len < 8192 && at < 16384 {
         return;
     }
-    d.grown.store(true, Ordering::Relaxed);
+    d.conn().set_grown(true);
     keeping::keeping();
     let base = d.tx_memory();
     let have = h.populated.load(Ordering::Relaxed);
@@ -66,8 +66,8 @@ pub fn give_back() {
     pool::drain();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         // A ring that is not empty is looked at after the next use.
-        if d.is_conn() && d.grown.load(Ordering::Relaxed) && shrink(d) {
-            d.grown.store(false, Ordering::Relaxed);
+        if d.is_conn() && d.conn().has_grown() && shrink(d) {
+            d.conn().set_grown(false);
         }
     }
 }

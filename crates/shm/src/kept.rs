@@ -1,9 +1,7 @@
 //! Options that the kernel's placeholder keeps, by name.
 
 use crate::identity;
-use crate::options::KEPT;
-use crate::table::{self, Desc};
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::table::{self, Desc, KeptOption};
 use fsocket_sys as sys;
 
 const S: i32 = libc::SOL_SOCKET;
@@ -11,40 +9,15 @@ const S: i32 = libc::SOL_SOCKET;
 /// Bytes of the longest.
 const LONG: usize = 64;
 
-fn entry(level: i32, name: i32) -> u32 {
-    (level as u32) << 16 | name as u32 & 0xFFFF
-}
-
 /// The placeholder keeps this option; what takes its place gets it, too.
 pub fn kept(d: &Desc, level: i32, name: i32) {
-    if (0..0x8000).contains(&level) && (0..0x8000).contains(&name) {
-        enter(&d.extra, entry(level, name));
-    }
-}
-
-type List = [AtomicU32; KEPT];
-
-fn enter(list: &List, new: u32) {
-    for e in list {
-        match e.load(Ordering::Relaxed) {
-            0 => return e.store(new, Ordering::Relaxed),
-            x if x == new => return,
-            _ => {}
-        }
-    }
-    // No room: all of them.
-    list[KEPT - 1].store(u32::MAX, Ordering::Relaxed);
-}
-
-/// What is in `from`, is in `to`, too.
-pub fn merge(to: &List, from: &List) {
-    from.iter().map(|e| e.load(Ordering::Relaxed)).take_while(|e| *e != 0).for_each(|e| enter(to, e));
+    d.options().kept().insert(KeptOption::One(level, name));
 }
 
 /// Are there any?
 #[inline]
 pub fn any(d: &Desc) -> bool {
-    d.extra[0].load(Ordering::Relaxed) != 0
+    !d.options().kept().is_empty()
 }
 
 /// Kept options that no policy can see. (The recorded options do not matter either.)
@@ -70,25 +43,27 @@ const SO_BUSY_POLL_BUDGET: i32 = 70;
 /// Whether a policy cannot tell this socket from one without options. A mark, a priority, a type of service, a time to
 /// live and a device differ; then a proof by one socket does not hold for the other.
 pub fn is_plain(d: &Desc) -> bool {
-    let harmless = |e: u32| HARMLESS.iter().any(|(level, name)| e == entry(*level, *name));
-    d.extra.iter().map(|e| e.load(Ordering::Relaxed)).take_while(|e| *e != 0).all(harmless)
+    d.options().kept().iter().all(|option| match option {
+        KeptOption::One(level, name) => HARMLESS.contains(&(level, name)),
+        KeptOption::All => false,
+    })
 }
 
 /// Puts a new socket behind a number that a recycled one has: the kernel's policy would take it for that of the
 /// thread that made it.
 pub fn renew(d: &Desc, fd: i32) {
-    let sole = d.refs.load(Ordering::Relaxed) == 1 && !d.watched.load(Ordering::Relaxed);
-    if !sole || d.identity.load(Ordering::Relaxed) != identity::RECYCLED {
+    let sole = d.refs() == 1 && !d.placeholder().is_watched();
+    if !sole || d.placeholder().identity() != identity::RECYCLED {
         return;
     }
-    let family = d.family.load(Ordering::Relaxed) as i32;
-    let nonblock = if d.nonblock.load(Ordering::Relaxed) { libc::SOCK_NONBLOCK } else { 0 };
+    let family = d.family() as i32;
+    let nonblock = if d.unconnected().nonblock() { libc::SOCK_NONBLOCK } else { 0 };
     let Ok(new) = sys::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | nonblock, 0) else { return };
-    let untouched = !d.dirty.load(Ordering::Relaxed);
+    let untouched = !d.placeholder().is_changed();
     if untouched || fsocket_reuseport::copy::options(fd, new, family == libc::AF_INET6).is_ok() {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC != 0);
         let _ = sys::dup3(new, fd, if cloexec { libc::O_CLOEXEC } else { 0 });
-        d.identity.store(identity::now(), Ordering::Relaxed);
+        d.placeholder().set_identity(identity::now());
     }
     let _ = sys::close(new);
 }
@@ -101,17 +76,14 @@ fn copy(d: &Desc, from: i32, to: i32) {
 }
 
 fn copy_each(d: &Desc, from: i32, to: i32) {
-    for e in &d.extra {
-        let e = match e.load(Ordering::Relaxed) {
-            0 => return,
-            u32::MAX => {
-                let v6 = d.family.load(Ordering::Relaxed) as i32 == libc::AF_INET6;
-                let _ = fsocket_reuseport::copy::options(from, to, v6);
+    for option in d.options().kept().iter() {
+        match option {
+            KeptOption::One(level, name) => one(from, to, level, name),
+            KeptOption::All => {
+                let _ = fsocket_reuseport::copy::options(from, to, d.family() as i32 == libc::AF_INET6);
                 return;
             }
-            e => e,
-        };
-        one(from, to, (e >> 16) as i32, (e & 0xFFFF) as i32);
+        }
     }
 }
 
@@ -128,10 +100,8 @@ pub fn inherit(listener: &Desc, fd: i32, d: &Desc, placeholder: i32) {
     copy_each(listener, fd, placeholder);
     // But for this one (`sk_clone_lock`).
     let _ = sys::setsockopt(placeholder, S, libc::SO_PRIORITY, &[0; 4]);
-    for (to, from) in d.extra.iter().zip(&listener.extra) {
-        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-    d.dirty.store(true, Ordering::Relaxed);
+    d.options().kept().copy(listener.options().kept());
+    d.placeholder().mark_changed();
 }
 
 /// The kernel end of a switched connection has what was set on the placeholder.

@@ -21,9 +21,8 @@ pub enum Path {
 /// Cheap: two loads of lines that every operation reads anyway.
 #[inline]
 pub fn of(d: &Desc) -> Path {
-    let mine = d.kernel_end.load(Ordering::Relaxed);
-    if mine != 0 {
-        return Path::Draining(mine - 1);
+    if let Some(mine) = d.path().kernel_end() {
+        return Path::Draining(mine);
     }
     let f = d.sock().flags.load(Ordering::Relaxed);
     if f & flag::POISONED != 0 {
@@ -44,18 +43,12 @@ pub fn peer_status(d: &Desc) -> u32 {
 /// Where a connection that was one of ours when the caller looked it up has
 /// gone: a descriptor number of the kernel connection.
 pub fn went_to(d: &Desc) -> Option<i32> {
-    match d.migrated_to.load(Ordering::Acquire) {
-        0 => None,
-        n => Some(n - 1),
-    }
+    d.path().went_to()
 }
 
 /// The kernel's part of a connection of which the ring has something left.
 pub fn kernel_part(d: &Desc) -> Option<i32> {
-    match d.kernel_end.load(Ordering::Acquire) {
-        0 => None,
-        n => Some(n - 1),
-    }
+    d.path().kernel_end()
 }
 
 /// Has the path been switched so far that `path::follow` need not wait for the peer? One that says that it

@@ -36,7 +36,7 @@ static LOOKED: AtomicU64 = AtomicU64::new(0);
 pub fn closing(d: &Desc) {
     let s = d.sock();
     let received = s.rx.bytes.load(Ordering::Relaxed);
-    if received > LITTLE || d.grown.load(Ordering::Relaxed) {
+    if received > LITTLE || d.conn().has_grown() {
         free(d, received);
     }
 }
@@ -44,10 +44,10 @@ pub fn closing(d: &Desc) {
 #[cold]
 fn free(d: &Desc, received: u64) {
     let Some(c) = chan::of(d) else { return };
-    let slot = d.slot_index.load(Ordering::Relaxed) as usize;
+    let slot = d.conn().slot_index();
     let (_, tx, h) = d.tx();
     let used = |bytes: u64| bytes.min(RING_CAP as u64);
-    let sent = if d.grown.load(Ordering::Relaxed) { used(h.bytes.load(Ordering::Relaxed)) } else { 0 };
+    let sent = if d.conn().has_grown() { used(h.bytes.load(Ordering::Relaxed)) } else { 0 };
     let received = if received > LITTLE { used(received) } else { 0 };
     if sent > 0 && ring::unread(tx, h) != 0 {
         let generation = d.slot().generation.load(Ordering::Relaxed);

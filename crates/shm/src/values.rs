@@ -2,22 +2,28 @@
 //! and back.
 
 use crate::kept;
-use crate::options::{
-    AT_ONCE, COUNT, LINGER_ON, LINGER_SECS, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP,
-};
+use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP};
 use crate::table::Desc;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_sys as sys;
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 
-pub fn values(d: &Desc) -> &[AtomicI32; COUNT] {
-    if d.is_conn() {
-        &d.sock().opt
-    } else {
-        &d.opt
+/// The value of the recorded option at place `i`, of the connection that the fork group shares, or of a socket before
+/// that.
+pub fn value(d: &Desc, i: usize) -> i32 {
+    match d.is_conn() {
+        true => d.sock().opt[i].load(Ordering::Relaxed),
+        false => d.options().value(i),
+    }
+}
+
+pub fn set_value(d: &Desc, i: usize, value: i32) {
+    match d.is_conn() {
+        true => d.sock().opt[i].store(value, Ordering::Relaxed),
+        false => d.options().set_value(i, value),
     }
 }
 
@@ -26,7 +32,7 @@ pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
     let mut b = [0u8; 4];
     let known = sys::getsockopt(fd, TABLE[i].level, TABLE[i].name, &mut b).is_ok();
     if known {
-        values(d)[i].store(i32::from_ne_bytes(b), Ordering::Relaxed);
+        set_value(d, i, i32::from_ne_bytes(b));
     }
     known
 }
@@ -87,7 +93,7 @@ pub fn adopt(fd: i32, d: &Desc) {
     };
     const SO_BUF_LOCK: i32 = 72;
     let chosen = int(S, SO_BUF_LOCK).unwrap_or(0);
-    for (i, (o, v)) in TABLE.iter().zip(&d.opt).enumerate() {
+    for (i, o) in TABLE.iter().enumerate() {
         // Sizes that nobody chose are the kernel's of a listener; QUICKACK is a
         // state more than an option.
         let skip = match i {
@@ -96,25 +102,30 @@ pub fn adopt(fd: i32, d: &Desc) {
             _ => o.name == libc::TCP_QUICKACK && o.level == T,
         };
         if let Some(now) = int(o.level, o.name).filter(|_| !skip) {
-            v.store(now, Ordering::Relaxed);
+            d.options().set_value(i, now);
         }
     }
     let mut linger = [0u8; 8];
     if sys::getsockopt(fd, S, libc::SO_LINGER, &mut linger).is_ok() {
         for (i, at) in [(LINGER_ON, 0), (LINGER_SECS, 4)] {
             let v = [linger[at], linger[at + 1], linger[at + 2], linger[at + 3]];
-            d.opt[i].store(i32::from_ne_bytes(v), Ordering::Relaxed);
+            d.options().set_value(i, i32::from_ne_bytes(v));
         }
     }
-    for (name, to) in [(libc::SO_RCVTIMEO, &d.rcvtimeo), (libc::SO_SNDTIMEO, &d.sndtimeo)] {
+    let timeout = |name| {
         let mut t = [0u8; 16];
-        if sys::getsockopt(fd, S, name, &mut t).is_ok() {
-            let part = |at: usize| t[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-            to.store(part(0).saturating_mul(1_000_000_000).saturating_add(part(8) * 1000), Ordering::Relaxed);
-        }
+        sys::getsockopt(fd, S, name, &mut t).ok()?;
+        let part = |at: usize| t[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
+        Some(part(0).saturating_mul(1_000_000_000).saturating_add(part(8) * 1000))
+    };
+    if let Some(ns) = timeout(libc::SO_RCVTIMEO) {
+        d.options().set_receive_timeout(ns);
+    }
+    if let Some(ns) = timeout(libc::SO_SNDTIMEO) {
+        d.options().set_send_timeout(ns);
     }
     let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
-    d.kernel_nonblock.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
+    d.placeholder().set_nonblock(flags & libc::O_NONBLOCK != 0);
 }
 
 /// Set on a kernel socket what the program has set on the connection.

@@ -109,7 +109,7 @@ impl Midway<'_> {
     /// From now on it does not restart on its number, whatever that becomes.
     pub fn begun(&self) {
         if !self.begun.replace(true) {
-            self.d.midway.fetch_add(1, Ordering::Relaxed);
+            self.d.conn().begin_midway();
         }
     }
 }
@@ -117,7 +117,7 @@ impl Midway<'_> {
 impl Drop for Midway<'_> {
     fn drop(&mut self) {
         if self.begun.get() {
-            self.d.midway.fetch_sub(1, Ordering::Relaxed);
+            self.d.conn().end_midway();
         }
     }
 }

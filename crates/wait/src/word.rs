@@ -76,7 +76,7 @@ impl Second {
     /// The one of this connection.
     pub fn arm(d: &Desc) -> Option<Second> {
         let channel = chan::of(d)?.id.load(Ordering::Relaxed);
-        let news = &arena::header()?.news[news_of(channel, d.slot_index.load(Ordering::Relaxed) as usize)];
+        let news = &arena::header()?.news[news_of(channel, d.conn().slot_index())];
         Some(Second(news.word(), news.arm()))
     }
 }

@@ -309,7 +309,7 @@ impl Zoned {
 
     /// Sleep on the global socket, the own one, and the monitor.
     fn wait(&self, fd: i32, d: &Desc, peer: Peer) -> Result<i32> {
-        let timeo = d.rcvtimeo.load(Ordering::Relaxed);
+        let timeo = d.options().receive_timeout();
         let deadline = Deadline::of_option(timeo);
         loop {
             let own = self.own().map_or(-1, |l| l.fd());

@@ -49,6 +49,6 @@ pub use listener::{enabled, of, Zoned};
 pub use watches::Who;
 
 use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};
-use fsocket_runtime::{cow, lock, making, number, options, pieces, process, stats, Cause, Outcome};
-use fsocket_shm::{kept, values};
+use fsocket_runtime::{cow, lock, making, number, pieces, process, stats, Cause, Outcome};
+use fsocket_shm::values;
 use fsocket_wait as wait;

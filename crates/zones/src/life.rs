@@ -5,9 +5,9 @@ use crate::cpu::{self, Pin};
 use crate::listener::{close, count, enabled, of, state, used, Zoned, LOCALS, MAX, ON, USED, ZONED};
 use crate::number::Number;
 use crate::process;
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::upcalls::watcher;
-use crate::{kept, values};
+use crate::values;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_fdtable::ctl;
@@ -53,7 +53,7 @@ pub(super) fn listened_with(fd: i32, reservation: Option<i32>) {
     }
     let d = match known {
         Some(d) => d,
-        None => match table::alloc(kind::FRESH) {
+        None => match table::alloc(Kind::Fresh) {
             Some(d) if table::install(fd, d) => d,
             other => {
                 if let Some(d) = other {
@@ -63,25 +63,23 @@ pub(super) fn listened_with(fd: i32, reservation: Option<i32>) {
             }
         },
     };
-    if matches!(d.kind(), kind::FRESH | kind::BOUND) {
+    if d.is_unconnected() {
         // No SYN queues: the kernel's alone, but for us.
         (watcher().leave_to_kernel)(d);
         let mut t = [0u8; 16];
         if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t) == Ok(16) {
             let half = |at: usize| t[at..].first_chunk().map_or(0, |v| i64::from_ne_bytes(*v)).max(0) as u64;
-            d.rcvtimeo.store(half(0).saturating_mul(1_000_000_000) + half(8) * 1000, Ordering::Relaxed);
+            d.options().set_receive_timeout(half(0).saturating_mul(1_000_000_000) + half(8) * 1000);
         }
-        d.dirty.store(true, Ordering::Relaxed);
-        d.kind.store(kind::KLISTENER, Ordering::Release);
+        d.listen_in_kernel();
     }
-    d.zone.store(i as u32 + 1, Ordering::Release);
+    d.listening().set_zone(i as u32);
 }
 
 /// The last number of a listener is closed in this process, or `shutdown` ended
 /// the listening: no local listen socket may outlive that.
 pub fn closed(d: &Desc) {
-    let i = d.zone.swap(0, Ordering::AcqRel);
-    if let Some(z) = ZONED.get((i as usize).wrapping_sub(1)) {
+    if let Some(z) = d.listening().take_zone().and_then(|place| ZONED.get(place as usize)) {
         z.end();
     }
 }
@@ -132,7 +130,7 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
         z.off(Reason::ZoneShared);
     }
     if let Some(p) = z.page() {
-        kept::merge(&p.extra, &d.extra);
+        p.kept.merge(d.options().kept());
     }
     z.changed();
 }
@@ -141,10 +139,10 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
 pub fn follow_options(fd: i32, d: &Desc) {
     let Some(p) = of(d).and_then(|z| z.page()) else { return };
     let now = p.options.load(Ordering::Acquire);
-    if d.options.load(Ordering::Relaxed) != now {
-        d.options.store(now, Ordering::Relaxed);
+    if d.listening().options_seen() != now {
+        d.listening().set_options_seen(now);
         values::adopt(fd, d);
-        kept::merge(&d.extra, &p.extra);
+        d.options().kept().merge(&p.kept);
     }
 }
 

@@ -159,10 +159,7 @@ pub(super) fn used() -> impl Iterator<Item = &'static Zoned> {
 /// The descriptor's zoned listener, if it is one.
 #[inline(always)]
 pub fn of(d: &Desc) -> Option<&'static Zoned> {
-    match d.zone.load(Ordering::Relaxed) {
-        0 => None,
-        i => ZONED.get(i as usize - 1),
-    }
+    d.listening().zone().and_then(|place| ZONED.get(place as usize))
 }
 
 impl Zoned {

@@ -16,8 +16,8 @@ pub struct Page {
     lock: AtomicU32,
     /// Counts changes of the global socket's options.
     pub options: AtomicU32,
-    /// Those that have no place of their own; as `opts/extra.rs` has them.
-    pub extra: [AtomicU32; crate::options::KEPT],
+    /// Those that have no place of their own in the table of options.
+    pub kept: fsocket_fdtable::table::Kept,
     /// `shutdown` was called on it.
     pub shut: AtomicU32,
     /// The monitor's program selects in the kernel's group, whether the monitor lives

@@ -8,7 +8,7 @@ use super::environment::{self, Changes};
 use super::{program, Actions, Fate, Next, Plan, Start};
 use crate::lent::{borrowed, state, Kept, Loan};
 use crate::successor::cookie;
-use crate::table::{self, kind, Desc, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::{path, probe, process, rights, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
@@ -43,7 +43,7 @@ fn described(loan: &Loan, fd: i32) -> Option<&'static Desc> {
 
 /// Does a program behave otherwise if it inherits `d`?
 fn matters(d: &Desc) -> bool {
-    const KINDS: [u32; 5] = [kind::CONN, kind::LISTENER, kind::EPOLL, kind::FRESH, kind::BOUND];
+    const KINDS: [Kind; 5] = [Kind::Shm, Kind::Listener, Kind::Epoll, Kind::Fresh, Kind::Bound];
     KINDS.contains(&d.kind()) || zone::of(d).is_some()
 }
 
@@ -204,12 +204,12 @@ fn for_next(fd: i32) -> i32 {
 pub fn answer(loan: &Loan, next: &mut Option<Next>) {
     let kept = kept(loan);
     for k in kept.iter_mut() {
-        let d = DESCS.get(k.desc).filter(|d| d.refs.load(Ordering::Relaxed) > 0);
+        let d = DESCS.get(k.desc).filter(|d| d.is_used());
         let same = |fd: &i32| cookie(*fd).unwrap_or(0) == k.cookie;
         k.parents = d.and_then(table::fd_of).filter(same).unwrap_or(-1);
         if let Some(d) = d.filter(|_| k.parents >= 0) {
             // The kernel's socket is one of two programs from here on.
-            d.dirty.store(true, Ordering::Relaxed);
+            d.placeholder().mark_changed();
         }
     }
     let what = loan.question.get();

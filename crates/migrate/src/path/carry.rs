@@ -41,7 +41,7 @@ pub(super) fn carry(d: &'static Desc, own: i32) {
         return conn::poison(d);
     }
     let _ = nodelay(0);
-    let at = &d.slot().migrated[d.side.load(Ordering::Relaxed) as usize & 1];
+    let at = &d.slot().migrated[d.side()];
     at.base.store(h.bytes.load(Ordering::Relaxed).wrapping_sub(unread.bytes), Ordering::Relaxed);
     at.limit.store(unread.bytes, Ordering::Relaxed);
     // Release: the two above.
@@ -56,7 +56,7 @@ pub(super) fn pass_over(d: &Desc, fd: i32) -> bool {
     }
     let rxh = d.rx().2;
     let Ok(_t) = token::enter(rxh) else { return false };
-    let at = &d.slot().migrated[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
+    let at = &d.slot().migrated[(1 - d.side()) & 1];
     let (first, n) = (at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed));
     let mut read = rxh.bytes.load(Ordering::Relaxed).wrapping_sub(first);
     if n > RING_CAP as u64 || read > n {

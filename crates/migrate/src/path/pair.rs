@@ -20,12 +20,12 @@ impl Own {
     }
 }
 
-fn message(d: &Desc, what: u32, side: u32) -> Msg {
+fn message(d: &Desc, what: u32, side: usize) -> Msg {
     // As this process knows it: what the arena says any process of the fork group can write.
     let channel = chan::of(d);
     let mut m = Msg::new(what);
     m.id = channel.map_or(0, |c| c.id.load(Ordering::Relaxed)) as u64;
-    m.arg0 = d.slot_index.load(Ordering::Relaxed) as u64 | (side as u64) << 32;
+    m.arg0 = d.conn().slot_index() as u64 | (side as u64) << 32;
     m.arg1 = d.slot().generation.load(Ordering::Relaxed) as u64;
     m
 }
@@ -67,7 +67,7 @@ pub fn make(d: &Desc) -> Option<Own> {
         return if gone && crate::conn::ring_has(d) { None } else { placeholder(d).map(Own) };
     }
     let family = d.sock().family.load(Ordering::Relaxed) as i32;
-    let side = d.side.load(Ordering::Relaxed);
+    let side = d.side();
     let mut m = message(d, kind::SWITCH, side);
     m.arg2 = switch::MAKE;
     match switch(m, family) {
@@ -85,7 +85,7 @@ pub fn act(d: &Desc, what: u32) {
     if what == 0 || is_across(d) {
         return;
     }
-    let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
+    let mut m = message(d, kind::SWITCH, d.side());
     m.arg1 |= (what as u64) << 32;
     m.arg2 = switch::ACT;
     let _ = ctl::request(m, None);
@@ -129,7 +129,7 @@ pub fn make_alone(d: &Desc) -> Option<Own> {
     let own = Own(fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?);
     // Other processes of the fork group come to the monitor for it.
     d.sock().flags.fetch_and(!flag::ACROSS, Ordering::AcqRel);
-    let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
+    let mut m = message(d, kind::SWITCH, d.side());
     m.arg2 = switch::ALONE;
     if ctl::request(m, Some(own.0)).is_err() {
         own.close();
@@ -164,7 +164,7 @@ fn plain(d: &Desc, mut m: Msg, family: i32) -> Option<Own> {
 /// Give the monitor a copy of an end that exists already, for the other side to
 /// come for. (This side needs none of its own.)
 pub fn announce(d: &Desc, other: i32) -> bool {
-    let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
+    let mut m = message(d, kind::SWITCH, d.side());
     [switch::OWN_READY, switch::OTHER_READY].into_iter().all(|what| {
         m.arg2 = what;
         ctl::request(m, Some(other)).is_ok()
@@ -210,11 +210,11 @@ fn loopback(v4: bool, family: i32, port: u16) -> ([u8; 28], usize) {
 
 /// A descriptor of this side's end from the monitor. A peer that says it has moved has made both
 /// ends before. `pours`: the caller sends itself what that one has not read.
-pub fn claim(d: &Desc, side: u32, pours: bool) -> Option<i32> {
+pub fn claim(d: &Desc, side: usize, pours: bool) -> Option<i32> {
     claim_within(d, side, if pours { switch::POURS } else { 0 }, 4)
 }
 
-fn claim_within(d: &Desc, side: u32, how: u64, turns: u64) -> Option<i32> {
+fn claim_within(d: &Desc, side: usize, how: u64, turns: u64) -> Option<i32> {
     if is_across(d) {
         return placeholder(d);
     }
@@ -231,13 +231,13 @@ fn claim_within(d: &Desc, side: u32, how: u64, turns: u64) -> Option<i32> {
 }
 
 /// This side's last holder has its own copies of the end, or is gone.
-pub fn release(d: &Desc, side: u32) {
+pub fn release(d: &Desc, side: usize) {
     if !is_across(d) {
         send_release(releasing(d, side));
     }
 }
 
-pub fn releasing(d: &Desc, side: u32) -> Msg {
+pub fn releasing(d: &Desc, side: usize) -> Msg {
     message(d, kind::RELEASE, side)
 }
 

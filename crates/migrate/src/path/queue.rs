@@ -10,7 +10,7 @@ use super::{move_out, pair, settle, start};
 use crate::chan::{Chan, Rings};
 use crate::establish::{establish, End};
 use crate::listen::{self, Listener};
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{claim, ctl, name, process, socks, stats, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
@@ -104,7 +104,7 @@ fn one(
         }
     })?;
     let hand_over = |d: &Desc| other < 0 || pair::announce(d, other);
-    let parts = table::alloc(kind::FRESH).and_then(|d| match socks::alloc_sock() {
+    let parts = table::alloc(Kind::Fresh).and_then(|d| match socks::alloc_sock() {
         Some(s) => Some((d, s)),
         None => {
             table::release(d);
@@ -116,8 +116,8 @@ fn one(
         pair::hang_up(c, slot);
         return None;
     };
-    let family = listener.family.load(Ordering::Relaxed) as u16;
-    d.family.store(family as u32, Ordering::Relaxed);
+    let family = listener.family() as u16;
+    d.set_family(family as u32);
     let e = End::usual(c, (slot, rings), SERVER, &Addr { ip: dst, family, port: server, v6only: 0 }, port);
     establish(d, sock, &e);
     let started = hand_over(d) && start(d, |_| Some(pair::Own(-1))).is_some();
@@ -125,14 +125,14 @@ fn one(
     if !started {
         // Reset, as by a listener that is closed.
         pair::act(d, act::RESET);
-        pair::release(d, CLIENT as u32);
+        pair::release(d, CLIENT);
         (crate::upcalls::upcalls().last_reference)(d);
         table::done_with(d);
         return Some(());
     }
     sys::heavy_fence();
     move_out(d, &pair::Own(-1));
-    d.kind.store(kind::FRESH, Ordering::Release);
+    d.disconnect();
     settle::leave(d);
     table::release(d);
     Some(())
@@ -178,7 +178,7 @@ pub fn abandon(d: &'static Desc, why: Reason) {
     pass_on(d, why);
     listen::closed(d);
     let zoned = zone::of(d).is_some();
-    d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+    d.unlisten(zoned);
 }
 
 /// A process without the library is about to accept here: for all processes of the fork group, new connections
@@ -229,7 +229,7 @@ pub fn answer() {
 /// This process is about to lose its channels. No process with other rights gets those in which
 /// it may have had connections: what waits there, and what comes, goes into the kernel's queue.
 pub fn pass_on_used() {
-    for d in table::all().filter(|d| d.accepts.load(Ordering::Relaxed)) {
+    for d in table::all().filter(|d| d.listening().accepts()) {
         if listen::of(d).is_some_and(listen::Listener::is_worker) {
             pass_on(d, Reason::Option);
         }
@@ -246,7 +246,7 @@ pub fn give_up(id: u64) {
             leave_to_kernel(d);
             listen::closed(d);
             let zoned = zone::of(d).is_some();
-            d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+            d.unlisten(zoned);
         }
     }
 }

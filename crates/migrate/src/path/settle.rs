@@ -1,6 +1,6 @@
 //! Putting the kernel socket behind the program's own descriptor numbers.
 
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc};
 use crate::upcalls::{upcalls, watcher};
 use crate::values;
 use crate::{chan, conn, process, socks, token};
@@ -84,11 +84,11 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     // Of a mixed connection `fd` stays open as long as anybody may be in an
     // operation on it, like any descriptor; `table::release` closes it.
     let surplus = || {
-        if d.kernel_end.load(Ordering::Relaxed) != fd + 1 {
+        if d.path().kernel_end() != Some(fd) {
             process::close_own(fd);
         }
     };
-    if d.settling.swap(true, Ordering::AcqRel) {
+    if !d.path().begin_settling() {
         surplus();
         while d.is_conn() {
             sys::sched_yield();
@@ -105,9 +105,9 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
         }
         n += 1;
     });
-    d.migrated_to.store(kept.map_or(0, |k| k + 1), Ordering::Release);
+    d.path().set_went_to(kept);
     // Release: who sees that it is no connection of ours knows where it went.
-    d.kind.store(kind::FRESH, Ordering::Release);
+    d.disconnect();
     // Behind whatever other threads are in the middle of: the slot may be
     // somebody else's right after.
     let s = d.sock();
@@ -115,8 +115,8 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     s.tx.withdraw();
     s.rx.withdraw();
     drop(tokens);
-    let next = if d.comes_back.load(Ordering::Relaxed) && n == 1 { (upcalls().kernel_for_now)(d) } else { None };
-    (watcher().migrated_to_kernel)(d, d.kernel_end.load(Ordering::Relaxed) - 1);
+    let next = if d.path().comes_back() && n == 1 { (upcalls().kernel_for_now)(d) } else { None };
+    (watcher().migrated_to_kernel)(d, d.path().kernel_end());
     table::remove_fds(d);
     if let (Some(next), Some(fd)) = (next, kept) {
         table::install(fd, next);
@@ -126,14 +126,14 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     leave(d);
     surplus();
     table::retire(d);
-    d.refs.fetch_sub(n, Ordering::AcqRel);
+    d.drop_refs(n);
     kept.ok_or(sys::Errno::EBADF)
 }
 
 /// This process no longer holds the connection as one of ours.
 pub fn leave(d: &'static Desc) {
     let s = d.sock();
-    let slot = d.slot_index.load(Ordering::Relaxed) as usize;
+    let slot = d.conn().slot_index();
     let channel = chan::of(d);
     if let Some(c) = channel {
         c.set_desc(slot, None);
@@ -152,7 +152,7 @@ pub fn leave(d: &'static Desc) {
 /// The last holder of a side that has gone over to the kernel has let go of it.
 pub fn gone(d: &Desc) {
     // Before CLOSED: from then on the slot can be somebody else's.
-    super::pair::release(d, d.side.load(Ordering::Relaxed));
+    super::pair::release(d, d.side());
     let moved = status::MIGRATING | status::MIGRATED | status::CLOSED;
     d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
 }
@@ -165,7 +165,7 @@ pub struct Beside(fsocket_proto::Msg);
 impl Beside {
     /// Before CLOSED: from then on the slot can be somebody else's, and this names whose it was.
     pub fn of(d: &Desc) -> Beside {
-        Beside(super::pair::releasing(d, d.side.load(Ordering::Relaxed)))
+        Beside(super::pair::releasing(d, d.side()))
     }
     /// After CLOSED. Either the mover has seen that, or this sees MIGRATING: it fences heavily
     /// in between.
@@ -187,7 +187,7 @@ pub fn close_draining(d: &Desc, last: bool, reset: bool) {
         if reset {
             reset_on_close(fd);
         }
-        super::pair::release(d, d.side.load(Ordering::Relaxed));
+        super::pair::release(d, d.side());
         let moved = status::MIGRATING | status::MIGRATED;
         d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
     }

@@ -1,7 +1,7 @@
 //! After how many calls a kernel connection is tried.
 
 use crate::process;
-use crate::table::{kind, Desc};
+use crate::table::Desc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Calls before the first try; each further one waits four times as long, or [`sooner`].
@@ -38,32 +38,22 @@ pub(super) fn wanted() -> bool {
 
 /// Nothing is decided, and no call has been made.
 pub(super) fn restart(d: &Desc) {
-    d.using.reset();
-    d.calls.store(0, Ordering::Relaxed);
-    d.tries.store(0, Ordering::Relaxed);
-    d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
+    d.kernel().restart(first());
 }
 
 /// The first try of an end whose peer is known to be there: a quarter of [`first`].
 pub(super) fn at_once(d: &Desc) {
-    d.next_try.store((first() / 4).max(1), Ordering::Relaxed);
+    d.kernel().set_next_try((first() / 4).max(1));
 }
 
 /// The next try comes after twice the calls.
 pub(super) fn sooner(d: &Desc) {
-    d.next_try.store(d.calls.load(Ordering::Relaxed).saturating_mul(2), Ordering::Relaxed);
+    d.kernel().set_next_try(d.kernel().calls().saturating_mul(2));
 }
 
 /// From here on the calls are counted.
 pub(super) fn begin(d: &Desc, side: usize) {
-    d.side.store(side as u32, Ordering::Relaxed);
-    restart(d);
-    d.across.store(false, Ordering::Relaxed);
-    d.heard.store(false, Ordering::Relaxed);
-    d.seen_nonblocking.store(false, Ordering::Relaxed);
-    d.comes_back.store(false, Ordering::Relaxed);
-    d.dirty.store(true, Ordering::Relaxed);
-    d.kind.store(kind::KERNEL, Ordering::Release);
+    d.begin_in_kernel(side, first());
 }
 
 /// Its partner does not show up: a call on it is to cost nothing from now on. `tries`: before this one.
@@ -73,7 +63,7 @@ pub(super) fn is_too_often(tries: u32, calls: u32) -> bool {
 
 /// A try that counts as several. (Between network namespaces both ends learn when they try.)
 pub(super) fn missed(d: &Desc, as_many: u32) {
-    if !d.across.load(Ordering::Relaxed) {
-        d.tries.fetch_add(as_many - 1, Ordering::Relaxed);
+    if !d.kernel().is_across() {
+        d.kernel().count_tries(as_many - 1);
     }
 }

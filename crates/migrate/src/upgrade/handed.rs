@@ -2,10 +2,9 @@
 
 use super::calls::{restart, wanted};
 use crate::cow::Sparing;
-use crate::table::{kind, Desc, DESCS};
+use crate::table::{Desc, Kind, DESCS};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::channel::SERVER;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_runtime::brief;
 
@@ -15,12 +14,12 @@ static HANDED: AtomicU32 = AtomicU32::new(0);
 
 /// May the child have it over, if the parent closes it and it is not forked for once more?
 pub fn can_be_handed_down(d: &Desc) -> bool {
-    d.kind() == kind::KERNEL
-        && d.side.load(Ordering::Relaxed) as usize == SERVER
-        && d.refs.load(Ordering::Relaxed) == 1
-        && d.ticket.load(Ordering::Relaxed) == 0
-        && d.passed_as.load(Ordering::Relaxed) == 0
-        && !d.using.never()
+    d.kind() == Kind::Kernel
+        && d.is_server()
+        && d.refs() == 1
+        && d.kernel().ticket() == 0
+        && d.kernel().passed_as() == 0
+        && !d.kernel().stays()
         && wanted()
 }
 
@@ -29,7 +28,7 @@ pub fn can_be_handed_down(d: &Desc) -> bool {
 /// the connection or passes it on.
 pub fn hand_down(d: &Desc) {
     if let Some(ticket) = brief::ticket() {
-        d.ticket.store(ticket, Ordering::Relaxed);
+        d.kernel().set_ticket(ticket);
         HANDED.store(d.index() + 1, Ordering::Relaxed);
     }
 }
@@ -42,7 +41,7 @@ pub fn handed_down() {
 /// The process has closed its last number of `d`.
 #[inline]
 pub fn closed(d: &Desc) {
-    let ticket = d.ticket.load(Ordering::Relaxed);
+    let ticket = d.kernel().ticket();
     if ticket != 0 {
         brief::closed(ticket);
     }
@@ -57,7 +56,7 @@ pub(super) fn take_up() {
 pub(super) fn is_mine_alone(d: &Desc) -> bool {
     #[link_section = ".data.fsocket_start"]
     static JOINED: AtomicU64 = AtomicU64::new(0);
-    let ticket = d.ticket.load(Ordering::Relaxed);
+    let ticket = d.kernel().ticket();
     if ticket == 0 {
         return true;
     }

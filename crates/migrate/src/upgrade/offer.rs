@@ -8,7 +8,7 @@ use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
-use crate::table::{self, kind, Desc, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::upcalls::watcher;
 use crate::{chan, ctl, heartbeat, lately, route, socks, stats, values, waker};
 use core::cell::Cell;
@@ -36,7 +36,7 @@ pub fn epoch() -> u32 {
 
 /// Names a description to the monitor.
 pub(super) fn key(d: &Desc) -> u64 {
-    (d.generation.load(Ordering::Relaxed) as u64) << 32 | d.index() as u64
+    (d.generation() as u64) << 32 | d.index() as u64
 }
 
 /// The opening side. Calls are kept out.
@@ -44,7 +44,7 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
     let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
     let Some(counts) = at_rest(fd) else { return NOT_NOW };
-    if let Some(chan) = d.across.load(Ordering::Relaxed).then(|| route::met(&dst)).flatten() {
+    if let Some(chan) = d.kernel().is_across().then(|| route::met(&dst)).flatten() {
         let to = Whereto { chan, across: true, met: true };
         match offer(fd, d, (&me, &dst), counts, to) {
             // Nothing was told to the other side: the monitor says what is wrong.
@@ -130,7 +130,7 @@ fn offer(
         lately::PASSED_ON.note(&dst.ip, dst.port);
     }
     learn(fd, d);
-    let family = d.family.load(Ordering::Relaxed) as u16;
+    let family = d.family() as u16;
     let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
     establish(d, sock, &End { chan, slot, rings, side: CLIENT, family, src, dst, client_port, server_port, across });
     // Between hosts the network may be away for longer than the probes wait: TCP goes on behind that.
@@ -155,7 +155,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
     if let Some(chan) = usual.then(|| route::find(dst, fd, route::For::Upgrade).ok()).flatten() {
         return Ok(Whereto { chan, across: false, met: false });
     }
-    if !d.across.load(Ordering::Relaxed) {
+    if !d.kernel().is_across() {
         if !usual {
             return Err(Errno::EXDEV);
         }
@@ -187,7 +187,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
             if e == Errno::ENOENT {
                 worth::unmet(d);
                 // Again, some requests later: it is not only late.
-                if d.tries.load(Ordering::Relaxed) == 2 {
+                if d.kernel().tries() == 2 {
                     stats::fall_back(Reason::Namespace);
                 }
             }
@@ -200,8 +200,8 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
 fn learn(fd: i32, d: &Desc) {
     values::adopt(fd, d);
     let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
-    d.nonblock.store(nonblock, Ordering::Relaxed);
-    d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
+    d.unconnected().set_nonblock(nonblock);
+    d.placeholder().set_nonblock(nonblock);
 }
 
 fn went_over(d: &'static Desc) {
@@ -308,23 +308,23 @@ fn take(a: &Asked) {
 
 /// The monitor has forgotten the offer, as it forgets each that it has told the opener's wish.
 fn offer_again(name: u64) {
-    if let Some(d) = DESCS.get(name as u32).filter(|d| d.kind() == kind::KERNEL && key(d) == name) {
+    if let Some(d) = DESCS.get(name as u32).filter(|d| d.kind() == Kind::Kernel && key(d) == name) {
         worth::asked(d);
-        d.tries.store(0, Ordering::Relaxed);
-        d.next_try.store(d.calls.load(Ordering::Relaxed), Ordering::Relaxed);
+        d.kernel().forget_tries();
+        d.kernel().set_next_try(d.kernel().calls());
     }
 }
 
 /// The accepting side.
 fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
-    let mine = |d: &&Desc| d.kind() == kind::KERNEL && key(d) == a.key && d.refs.load(Ordering::Relaxed) > 0;
+    let mine = |d: &&Desc| d.kind() == Kind::Kernel && key(d) == a.key && d.is_used();
     let Some(d) = DESCS.get(a.key as u32).filter(mine) else { return false };
     let Some(fd) = table::fd_of(d) else { return false };
-    if !d.using.decide() {
+    if !d.kernel().decide() {
         return false;
     }
     let done = accept_at_rest(c, a, fd, d);
-    d.using.decided(false);
+    d.kernel().decided(false);
     done
 }
 
@@ -343,7 +343,7 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
         return false;
     }
     learn(fd, d);
-    let family = d.family.load(Ordering::Relaxed) as u16;
+    let family = d.family() as u16;
     let (src, dst, client_port, server_port) = (peer.ip, me.ip, peer.port, me.port);
     let e = End { chan: c, slot: a.slot, rings, side: SERVER, family, src, dst, client_port, server_port, across };
     establish(d, sock, &e);

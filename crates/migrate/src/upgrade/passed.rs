@@ -2,10 +2,8 @@
 
 use super::calls::{at_once, begin, wanted};
 use super::rest::{is_here, own_of, peer_of};
-use crate::cow::Sparing;
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{ctl, route, successor};
-use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::{kind as msg, passed, Msg};
 use fsocket_sys as sys;
@@ -13,12 +11,12 @@ use fsocket_sys as sys;
 /// `fd`, a connected kernel socket, goes to another process. In this one it stays the kernel's.
 pub fn sent(fd: i32) {
     let d = match table::lookup(fd) {
-        Some(d) if d.kind() == kind::KERNEL => d,
+        Some(d) if d.kind() == Kind::Kernel => d,
         Some(_) => return,
-        None => match table::alloc(kind::KERNEL) {
+        None => match table::alloc(Kind::Kernel) {
             Some(d) => {
-                d.using.reset();
-                d.dirty.store(true, Ordering::Relaxed);
+                d.kernel().forget_decision();
+                d.placeholder().mark_changed();
                 if !table::install(fd, d) {
                     return table::release(d);
                 }
@@ -28,12 +26,12 @@ pub fn sent(fd: i32) {
         },
     };
     // A child that was forked for it does not have it alone when this process closes its own.
-    d.ticket.put(0);
+    d.kernel().set_ticket(0);
     // It was not to go over before it was passed: others may have it.
-    let shared = d.using.never() && !is_passed(d);
+    let shared = d.kernel().stays() && !is_passed(d);
     forbid(d);
     let Some(cookie) = successor::cookie(fd) else { return };
-    d.passed_as.store(cookie, Ordering::Relaxed);
+    d.kernel().set_passed_as(cookie);
     tell(d, passed::SENT);
     if shared {
         tell(d, passed::SHARED);
@@ -49,9 +47,8 @@ pub fn received(fd: i32, family: u32) {
     if !is_here(&peer.ip) {
         return;
     }
-    let Some(d) = table::alloc(kind::FRESH) else { return };
-    d.family.store(family, Ordering::Relaxed);
-    d.kernel_family.store(family, Ordering::Relaxed);
+    let Some(d) = table::alloc(Kind::Fresh) else { return };
+    d.set_families(family);
     // Most are accepted and passed on. (A guess that is wrong leaves it in the kernel.)
     let opened = !route::has_listener(&me, fd) && route::has_listener(&peer, fd);
     begin(d, if opened { CLIENT } else { SERVER });
@@ -60,13 +57,13 @@ pub fn received(fd: i32, family: u32) {
     if !table::install(fd, d) {
         return table::release(d);
     }
-    d.passed_as.store(cookie, Ordering::Relaxed);
+    d.kernel().set_passed_as(cookie);
     tell(d, passed::ARRIVED);
 }
 
 /// What became of it since; see [`fsocket_proto::passed`].
 pub fn tell(d: &Desc, what: u64) {
-    let cookie = d.passed_as.load(Ordering::Relaxed);
+    let cookie = d.kernel().passed_as();
     if cookie != 0 {
         let mut m = Msg::new(msg::PASSED);
         m.id = cookie;
@@ -78,16 +75,16 @@ pub fn tell(d: &Desc, what: u64) {
 /// This process does not have it any more, or has it alone and in shared memory.
 pub fn let_go(d: &Desc) {
     tell(d, passed::RELEASED);
-    d.passed_as.store(0, Ordering::Relaxed);
+    d.kernel().set_passed_as(0);
 }
 
 pub(super) fn is_passed(d: &Desc) -> bool {
-    d.passed_as.load(Ordering::Relaxed) != 0
+    d.kernel().passed_as() != 0
 }
 
 /// In this process it stays the kernel's.
 pub(super) fn forbid(d: &Desc) {
-    while d.kind() == kind::KERNEL && !d.using.forbid() {
+    while d.kind() == Kind::Kernel && !d.kernel().forbid() {
         sys::nanosleep(20_000);
     }
 }

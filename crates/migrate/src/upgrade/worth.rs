@@ -5,7 +5,6 @@ use super::calls::CALLS;
 use super::rest::{own_of, peer_of};
 use crate::table::Desc;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::channel::SERVER;
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
@@ -137,32 +136,32 @@ impl Tried {
 }
 
 fn is_opener(d: &Desc) -> bool {
-    d.side.load(Ordering::Relaxed) as usize != SERVER
+    !d.is_server()
 }
 
 /// A connection begins whose other end may be in another network namespace.
 pub(super) fn begins(d: &Desc) {
-    d.tried.store(Tried::Not.to_u8(), Ordering::Relaxed);
+    d.kernel().set_tried(Tried::Not.to_u8());
 }
 
 /// The accepter's end was asked for.
 pub(super) fn asked(d: &Desc) {
-    if d.tried.load(Ordering::Relaxed) != 0 {
+    if d.kernel().tried() != 0 {
         begins(d);
     }
 }
 
 /// The other end is on another host, which teaches nothing.
 pub(super) fn is_stranger(d: &Desc) {
-    d.across.store(false, Ordering::Relaxed);
-    d.tried.store(0, Ordering::Relaxed);
+    d.kernel().set_across(false);
+    d.kernel().set_tried(0);
 }
 
 /// Whether a try after so many calls is an early one. Err: it is not worth it, but after so many calls.
 pub(super) fn first_try(d: &Desc, opener: bool, calls: u32) -> Result<bool, u32> {
     let side = learned(opener);
     let after = side.after(opener);
-    if !d.across.load(Ordering::Relaxed) || calls >= after {
+    if !d.kernel().is_across() || calls >= after {
         return Ok(false);
     }
     match sys::now_ns() < side.again.load(Ordering::Relaxed) {
@@ -173,17 +172,17 @@ pub(super) fn first_try(d: &Desc, opener: bool, calls: u32) -> Result<bool, u32>
 
 /// It tries now: the opener to go over, the accepter by its offer.
 pub(super) fn tried(fd: i32, d: &Desc, is_early: bool) {
-    if d.tried.load(Ordering::Relaxed) == 0 {
+    if d.kernel().tried() == 0 {
         return;
     }
     // One from the same address stays within this namespace. (An agent's stand-ins, which wait for the first offer.)
     if own_of(fd).zip(peer_of(fd)).is_some_and(|(own, peer)| own.ip == peer.ip) {
-        return d.tried.store(0, Ordering::Relaxed);
+        return d.kernel().set_tried(0);
     }
     let side = learned(is_opener(d));
     let pause = side.pause.get();
     let what = if is_early { Tried::Early { pause } } else { Tried::Usually { unmet: side.unmet.get() } };
-    d.tried.store(what.to_u8(), Ordering::Relaxed);
+    d.kernel().set_tried(what.to_u8());
     if is_early {
         side.again.store(sys::now_ns() + (PAUSE_NS << pause), Ordering::Relaxed);
     }
@@ -191,11 +190,11 @@ pub(super) fn tried(fd: i32, d: &Desc, is_early: bool) {
 
 /// The opener has tried, and its peer had offered nothing: it waits longer.
 pub(super) fn unmet(d: &Desc) {
-    if let Some(tried) = Tried::of(d.tried.load(Ordering::Relaxed)) {
+    if let Some(tried) = Tried::of(d.kernel().tried()) {
         begins(d);
         learn(learned(true), tried, false, false);
     }
-    d.next_try.fetch_max((AFTER[USUAL] + BEHIND) * TURN, Ordering::Relaxed);
+    d.kernel().put_off_to((AFTER[USUAL] + BEHIND) * TURN);
 }
 
 fn learn(side: &Learned, tried: Tried, over: bool, paid: bool) {
@@ -215,12 +214,12 @@ fn learn(side: &Learned, tried: Tried, over: bool, paid: bool) {
 
 /// It ends.
 pub fn ended(d: &Desc) {
-    let Some(tried) = Tried::of(d.tried.load(Ordering::Relaxed)) else { return };
-    d.tried.store(0, Ordering::Relaxed);
-    if !d.is_conn() && d.using.never() {
+    let Some(tried) = Tried::of(d.kernel().tried()) else { return };
+    d.kernel().set_tried(0);
+    if !d.is_conn() && d.kernel().stays() {
         return; // its calls were not counted
     }
-    let mut requests = d.calls.load(Ordering::Relaxed) / (TURN + 2);
+    let mut requests = d.kernel().calls() / (TURN + 2);
     let mut since = 0;
     if d.is_conn() {
         let s = d.sock();

@@ -4,7 +4,6 @@ use crate::listen::Listener;
 use crate::table::{self, Desc};
 use crate::zone::{self, accept::Peer};
 use crate::{ctl, pool, process, socks, stats, upgrade, wait};
-use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -20,7 +19,7 @@ const PIECE_NS: u64 = 10_000_000;
 /// As [`super::accept`].
 pub(super) unsafe fn alone(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Option<Result<i32>> {
     let usual = l.has_syn(true)
-        || d.rcvtimeo.load(Ordering::Relaxed) != 0
+        || d.options().receive_timeout() != 0
         || zone::of(d).is_some_and(|z| !z.is_idle())
         || !process::is_single_threaded();
     if usual {

@@ -1,8 +1,7 @@
 //! The parts of a connection, before it is accepted.
 
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{chan, pool, socks};
-use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Sock;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -23,11 +22,11 @@ impl Parts {
         // A number that the kernel gives out again although we think it open
         // was closed below us.
         crate::close::overwritten(fd);
-        match (table::alloc(kind::FRESH), socks::alloc_sock()) {
+        match (table::alloc(Kind::Fresh), socks::alloc_sock()) {
             (Some(desc), Some(sock)) => {
-                desc.kernel_family.store(family, Ordering::Relaxed);
-                desc.recycled.store(recycled, Ordering::Relaxed);
-                desc.set_close_on_exec(Some(flags & libc::SOCK_CLOEXEC != 0));
+                desc.placeholder().set_family(family);
+                desc.placeholder().set_recycled(recycled);
+                desc.placeholder().set_close_on_exec(Some(flags & libc::SOCK_CLOEXEC != 0));
                 Ok(Parts { fd, desc, sock })
             }
             (desc, sock) => {

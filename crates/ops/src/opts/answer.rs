@@ -6,7 +6,7 @@ use crate::table::Desc;
 use crate::{name, ready};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
-use fsocket_abi::channel::{status, SERVER};
+use fsocket_abi::channel::status;
 use fsocket_proto::agent::Place;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
@@ -47,7 +47,7 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
     let family = s.family.load(Ordering::Relaxed);
     let v6 = family == libc::AF_INET6 as u16;
     let over = ready::over(d);
-    let accepted = d.side.load(Ordering::Relaxed) as usize == SERVER;
+    let accepted = d.is_server();
     let from_below = || {
         let mut v = [0u8; 4];
         sys::getsockopt(fd, level, name, &mut v).map(|_| i32::from_ne_bytes(v))

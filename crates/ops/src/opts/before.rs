@@ -59,11 +59,7 @@ pub fn changes(fd: i32, d: &Desc) {
 
 /// Those that a listener has now.
 pub fn of(d: &Desc) -> Options {
-    Options {
-        opt: core::array::from_fn(|i| d.opt[i].load(Ordering::Relaxed)),
-        rcvtimeo: d.rcvtimeo.load(Ordering::Relaxed),
-        sndtimeo: d.sndtimeo.load(Ordering::Relaxed),
-    }
+    Options { opt: d.options().values(), rcvtimeo: d.options().receive_timeout(), sndtimeo: d.options().send_timeout() }
 }
 
 /// Those for a connection with this mark, of a listener of this process.

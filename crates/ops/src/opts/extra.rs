@@ -2,9 +2,8 @@
 //! those that only a kernel connection can have.
 
 use super::effect::{self, Effect, If};
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{name, path, user, Cause, Outcome};
-use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_sys::{self as sys, Result};
 
@@ -17,7 +16,7 @@ pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
     let moves = match effect::of(level, name) {
         Effect::Moves(when) => holds(d, when, v),
         // A socket that has a path leaves it. (Before, the device is looked at when the socket gets one.)
-        Effect::Policy => is_device(level, name) && (d.is_conn() || d.kind() == kind::LISTENER),
+        Effect::Policy => is_device(level, name) && (d.is_conn() || d.kind() == Kind::Listener),
         _ => false,
     };
     if moves {
@@ -37,15 +36,10 @@ fn holds(d: &Desc, when: If, v: i32) -> bool {
         If::Positive => v > 0,
         If::NotNegative => v >= 0,
         If::Limited => v != -1,
-        If::Listening => v > 0 && d.kind() == kind::LISTENER,
-        If::Unconnected => v != 0 && matches!(d.kind(), kind::FRESH | kind::BOUND),
+        If::Listening => v > 0 && d.kind() == Kind::Listener,
+        If::Unconnected => v != 0 && d.is_unconnected(),
         // Refused but for a connection of IPv4 through a socket of IPv6.
-        If::ToIpv4 => {
-            v == libc::AF_INET
-                && d.is_conn()
-                && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32
-                && is_mapped(d)
-        }
+        If::ToIpv4 => v == libc::AF_INET && d.is_conn() && d.family() == libc::AF_INET6 as u32 && is_mapped(d),
     }
 }
 
@@ -66,7 +60,7 @@ pub unsafe fn set_unknown(
         unsafe { sys::raw(libc::SYS_setsockopt, args) }.map(drop)
     };
     set()?;
-    d.dirty.store(true, Ordering::Relaxed);
+    d.placeholder().mark_changed();
     let conn = d.is_conn();
     leave(d);
     if conn {
@@ -115,7 +109,7 @@ pub unsafe fn get_below(
 /// is then the kernel's.
 pub fn sends(fd: i32, flags: i32) {
     if flags & libc::MSG_FASTOPEN != 0 {
-        if let Some(d) = table::lookup(fd).filter(|d| matches!(d.kind(), kind::FRESH | kind::BOUND)) {
+        if let Some(d) = table::lookup(fd).filter(|d| d.is_unconnected()) {
             fsocket_fdtable::pristine::settle(fd, d);
             leave(d);
         }
@@ -125,12 +119,12 @@ pub fn sends(fd: i32, flags: i32) {
 /// The program wants of this socket what only the kernel's can do.
 pub fn leave(d: &'static Desc) {
     match d.kind() {
-        kind::CONN => {
+        Kind::Shm => {
             path::materialize_one(d, Reason::Option);
         }
-        kind::LISTENER => path::abandon(d, Reason::Option),
-        kind::KERNEL => crate::upgrade::give_up(d),
-        kind::FRESH | kind::BOUND => d.kernel_only.store(true, Ordering::Relaxed),
+        Kind::Listener => path::abandon(d, Reason::Option),
+        Kind::Kernel => crate::upgrade::give_up(d),
+        Kind::Fresh | Kind::Bound => d.unconnected().leave_to_kernel(),
         _ => {}
     }
 }

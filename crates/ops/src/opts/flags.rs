@@ -2,7 +2,7 @@
 
 use super::extra;
 use crate::stage;
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::{user, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
@@ -16,7 +16,7 @@ const OTHERS: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME;
 /// Is it a call that [`fcntl`] would leave to the kernel, of a child that serves a connection of the kernel's?
 #[inline]
 pub fn is_kernels(d: &Desc, cmd: i32, arg: usize) -> bool {
-    d.kind() == kind::KERNEL && (cmd == libc::F_GETFL || cmd == libc::F_SETFL && arg as i32 & libc::O_ASYNC == 0)
+    d.kind() == Kind::Kernel && (cmd == libc::F_GETFL || cmd == libc::F_SETFL && arg as i32 & libc::O_ASYNC == 0)
 }
 
 /// `fcntl` on a descriptor of ours, for the commands we decide.
@@ -39,7 +39,7 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
         return Outcome::Kernel(Cause::NotOurs);
     }
     match (d.kind(), cmd) {
-        (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
+        (Kind::Shm, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
             let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
             if on {
                 v | nb
@@ -47,12 +47,12 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
                 v & !nb
             }
         })),
-        (kind::CONN, libc::F_SETFL) => {
+        (Kind::Shm, libc::F_SETFL) => {
             // The placeholder keeps the others, and says which of them a socket can have.
             let others = arg as i32 & OTHERS;
-            if others != 0 || d.dirty.load(Ordering::Relaxed) {
-                d.dirty.store(true, Ordering::Relaxed);
-                let below = others | if d.placeholder_nonblock() { nb } else { 0 };
+            if others != 0 || d.placeholder().is_changed() {
+                d.placeholder().mark_changed();
+                let below = others | if d.placeholder().nonblock() { nb } else { 0 };
                 if let Err(e) = sys::fcntl(fd, cmd, below as usize) {
                     return Outcome::Done(Err(e));
                 }
@@ -60,11 +60,11 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
             set_nonblock(d, arg as i32 & nb != 0);
             Outcome::Done(Ok(0))
         }
-        (kind::FRESH | kind::BOUND | kind::LISTENER, libc::F_SETFL) => {
+        (Kind::Fresh | Kind::Bound | Kind::Listener, libc::F_SETFL) => {
             let r = sys::fcntl(fd, cmd, arg);
             if r.is_ok() {
                 set_nonblock(d, arg as i32 & nb != 0);
-                d.kernel_nonblock.store(arg as i32 & nb != 0, Ordering::Relaxed);
+                d.placeholder().set_nonblock(arg as i32 & nb != 0);
             }
             Outcome::Done(r)
         }
@@ -74,20 +74,20 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
 
 /// The program says that the next one shall find this descriptor.
 pub fn survives(d: &Desc) {
-    d.exec_prepared.store(true, Ordering::Relaxed);
+    d.listening().prepare_exec();
 }
 
 /// The program may have changed O_NONBLOCK of the placeholder without our seeing.
 pub fn nonblock_from_below(d: &Desc, fd: i32) {
     let Ok(flags) = sys::fcntl(fd, libc::F_GETFL, 0) else { return };
     let on = flags & libc::O_NONBLOCK != 0;
-    if on != d.placeholder_nonblock() {
+    if on != d.placeholder().nonblock() {
         set_nonblock(d, on);
     }
 }
 
 fn set_nonblock(d: &Desc, on: bool) {
-    d.nonblock.store(on, Ordering::Relaxed);
+    d.unconnected().set_nonblock(on);
     if d.is_conn() {
         if let crate::stage::Path::Draining(k) = stage::of(d) {
             let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
@@ -136,7 +136,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request as usize, p as usize, 0, 0, 0]) };
             if r.is_ok() {
                 set_nonblock(d, on);
-                d.kernel_nonblock.store(on, Ordering::Relaxed);
+                d.placeholder().set_nonblock(on);
             }
             Outcome::Done(r.map(|v| v as i32))
         }

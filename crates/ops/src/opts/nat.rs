@@ -28,7 +28,7 @@ pub fn original(fd: i32, d: &Desc, level: i32, room: u32) -> Result<([u8; 28], u
         r => return r.and(Err(Errno::ENOENT)),
     }
     let s = d.sock();
-    let client = d.side.load(Ordering::Relaxed) as usize == CLIENT;
+    let client = d.side() == CLIENT;
     let (ip, port) = if client { (&s.peer, &s.peer_port) } else { (&s.local, &s.local_port) };
     let ip = name::load(ip);
     let v6 = level == libc::IPPROTO_IPV6;

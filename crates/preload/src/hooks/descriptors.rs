@@ -116,7 +116,7 @@ pub unsafe fn fcntl_with(
         return new;
     }
     if let Some(d) = table::lookup(fd).filter(|_| cmd == F_SETFD) {
-        d.set_close_on_exec(None);
+        d.placeholder().set_close_on_exec(None);
     }
     match table::lookup(fd) {
         // SAFETY: libc's `fcntl`, with the program's arguments.
@@ -131,7 +131,7 @@ pub unsafe fn fcntl_with(
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     match table::lookup(fd) {
         Some(d) if matches!(request, FIONCLEX | FIOCLEX) => {
-            d.set_close_on_exec(None);
+            d.placeholder().set_close_on_exec(None);
             if request == FIONCLEX {
                 opts::survives(d);
             }
@@ -157,7 +157,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     }
     if first > last || flags & !CLOSE_RANGE_UNSHARE != 0 {
         // With CLOEXEC nothing is closed now; malformed calls are the kernel's.
-        table::each(|_, d| d.set_close_on_exec(None));
+        table::each(|_, d| d.placeholder().set_close_on_exec(None));
         return real!(close_range(first, last, flags));
     }
     ops::range(first, last, |a, b| sys::close_range(a, b, flags as u32)).answer()

@@ -1,7 +1,7 @@
 //! Bytes in and out.
 
 use super::answer::{failed, gone, guarded, interrupted, Answer};
-use fsocket_lifecycle::table::{self, kind, Desc};
+use fsocket_lifecycle::table::{self, Desc, Kind};
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
 use fsocket_lifecycle::{lengths, msg as ops_msg, opts, pool, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
@@ -81,7 +81,7 @@ unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
 
 /// A connection of ours, one that may become one, or one that was just closed.
 fn candidate(fd: c_int) -> bool {
-    pool::holds(fd) || table::lookup(fd).is_some_and(|d| matches!(d.kind(), kind::CONN | kind::KERNEL))
+    pool::holds(fd) || table::lookup(fd).is_some_and(|d| matches!(d.kind(), Kind::Shm | Kind::Kernel))
 }
 
 /// A send: the fast path bare, the rest guarded and out of its way. What is not done here is

@@ -7,7 +7,7 @@ use crate::{init, real};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
-use fsocket_lifecycle::table::{self, kind};
+use fsocket_lifecycle::table;
 use fsocket_lifecycle::{
     brief, credentials, epoll, exec, lent, limit, locked, pool, process, sandbox, unshared, upgrade, user,
 };
@@ -324,7 +324,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     // stdio reads and writes below our hooks.
     upgrade::give_up_fd(fd);
     match table::lookup(fd) {
-        Some(d) if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 => {
+        Some(d) if d.is_unconnected() && d.is_used() => {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }

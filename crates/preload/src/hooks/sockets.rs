@@ -1,8 +1,7 @@
 //! Making, naming and tuning sockets.
 
 use super::answer::{either, gone, guarded, Answer};
-use core::sync::atomic::Ordering;
-use fsocket_lifecycle::table::{self, kind, Desc};
+use fsocket_lifecycle::table::{self, Desc, Kind};
 use fsocket_lifecycle::{
     accept as ops_accept, chan, close, connect as ops_connect, identity, in_use, listen as ops_listen, names, opts,
     path, pool, pristine, process, route, slice, upgrade, user, zone,
@@ -33,15 +32,14 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
         }
     };
     if tcp {
-        if let Some(d) = table::alloc(kind::FRESH) {
-            d.family.store(domain as u32, Ordering::Relaxed);
-            d.kernel_family.store(domain as u32, Ordering::Relaxed);
-            d.recycled.store(pooled.is_some(), Ordering::Relaxed);
-            d.set_close_on_exec(Some(cloexec));
-            d.nonblock.store(nonblock, Ordering::Relaxed);
-            d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
+        if let Some(d) = table::alloc(Kind::Fresh) {
+            d.set_families(domain as u32);
+            d.placeholder().set_recycled(pooled.is_some());
+            d.placeholder().set_close_on_exec(Some(cloexec));
+            d.unconnected().set_nonblock(nonblock);
+            d.placeholder().set_nonblock(nonblock);
             let unknown = identity == identity::UNKNOWN && pooled.is_some();
-            d.identity.store(if unknown { identity::RECYCLED } else { identity }, Ordering::Relaxed);
+            d.placeholder().set_identity(if unknown { identity::RECYCLED } else { identity });
             if !table::install(fd, d) {
                 table::release(d);
             }
@@ -52,7 +50,7 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
 
 /// The kernel is about to look at a socket that has no path yet.
 fn settle_fresh(fd: c_int) {
-    if let Some(d) = table::lookup(fd).filter(|d| d.kind() == kind::FRESH) {
+    if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Fresh) {
         pristine::settle(fd, d);
     }
 }
@@ -65,20 +63,18 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         return -1;
     }
     settle_fresh(fd);
-    let fresh = table::lookup(fd).filter(|d| d.kind() == kind::FRESH);
+    let fresh = table::lookup(fd).filter(|d| d.kind() == Kind::Fresh);
     // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
     let asked = if fresh.is_some() { unsafe { fsocket_lifecycle::name::parse(addr, len) } } else { None };
-    let family = fresh.map_or(0, |d| d.family.load(Ordering::Relaxed));
+    let family = fresh.map_or(0, |d| d.family());
     if let Some(Err(e)) = asked.filter(|a| u32::from(a.family) == family).map(|a| in_use::before_bind(fd, &a)) {
         e.set();
         return -1;
     }
     let r = real!(bind(fd, addr, len));
     if let Some(d) = table::lookup(fd) {
-        if r == 0 && d.kind() == kind::FRESH {
-            d.dirty.store(true, Ordering::Relaxed);
-            d.any_port.store(asked.is_some_and(|a| a.port == 0), Ordering::Relaxed);
-            d.kind.store(kind::BOUND, Ordering::Release);
+        if r == 0 && d.kind() == Kind::Fresh {
+            d.bind(asked.is_some_and(|a| a.port == 0));
         }
     }
     r
@@ -95,14 +91,14 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     let r = real!(listen(fd, backlog));
     if r == 0 {
         if let Some(d) = table::lookup(fd) {
-            if matches!(d.kind(), kind::FRESH | kind::BOUND | kind::LISTENER) {
+            if matches!(d.kind(), Kind::Fresh | Kind::Bound | Kind::Listener) {
                 let _errno = fsocket_sys::errno::Saved::errno();
-                d.dirty.store(true, Ordering::Relaxed);
+                d.placeholder().mark_changed();
                 ops_listen::registered(fd, d);
             }
         }
         let _errno = fsocket_sys::errno::Saved::errno();
-        if table::lookup(fd).is_none_or(|d| d.kind() != kind::LISTENER) {
+        if table::lookup(fd).is_none_or(|d| d.kind() != Kind::Listener) {
             ops_listen::came_beside(fd);
         }
         zone::listened(fd);
@@ -156,7 +152,7 @@ fn seen(fd: c_int) -> c_int {
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
         Some(d) => {
-            let was_fresh = d.kind() == kind::FRESH;
+            let was_fresh = d.kind() == Kind::Fresh;
             // SAFETY: the program says that `len` bytes are at `addr`; they are checked before they are read.
             either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || {
                 pristine::settle(fd, d);
@@ -256,7 +252,7 @@ unsafe fn set_known(
     val: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if d.kind() == kind::EPOLL {
+    if d.kind() == Kind::Epoll {
         return real!(setsockopt(fd, level, name, val, len));
     }
     // SAFETY: the program says that `len` bytes are at `val`; they are checked before they are read.

@@ -3,7 +3,7 @@
 use super::instance::{of, Ep, Inner};
 use super::{also, item, wake_for_events};
 use crate::lock::Guard;
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use crate::{listen, path, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -38,7 +38,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
 /// As [`ctl`].
 unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     let Some(ep) = of(ed) else { return Outcome::Kernel(Cause::NotOurs) };
-    let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed) && d.kind() != kind::KLISTENER) else {
+    let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed) && d.kind() != Kind::KernelListener) else {
         if crate::process::owns(fd) {
             return Outcome::Done(Err(Errno::EBADF));
         }
@@ -49,7 +49,7 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         return Outcome::Done(Err(Errno::EFAULT));
     }
     listen::look_at_fork_group(fd, d);
-    if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+    if d.unconnected().was_forked() && d.kind() == Kind::Bound {
         // Another process of the fork group that listens later would not tell this instance.
         table::forget(d);
         ep.kernel.store(true, Ordering::Relaxed);
@@ -67,7 +67,7 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
             | libc::EPOLLWAKEUP
             | libc::EPOLLET
             | libc::EPOLLEXCLUSIVE;
-        if op == libc::EPOLL_CTL_MOD || d.kind() == kind::EPOLL || { ev.events } & !(LEGAL as u32) != 0 {
+        if op == libc::EPOLL_CTL_MOD || d.kind() == Kind::Epoll || { ev.events } & !(LEGAL as u32) != 0 {
             return Outcome::Done(Err(Errno::EINVAL));
         }
     }
@@ -107,7 +107,9 @@ fn add(ep: &Ep, g: &mut Guard<'_, Inner>, d: &'static Desc, fd: i32, ev: &libc::
         inner.is_watched();
     }
     let conn = d.is_conn();
-    d.watched.fetch_or(!conn, Ordering::Relaxed);
+    if !conn {
+        d.placeholder().set_watched(true);
+    }
     let kernels = ep.fd.load(Ordering::Relaxed);
     if !conn {
         sys::epoll_ctl(kernels, libc::EPOLL_CTL_ADD, fd, Some(ev))?;
@@ -123,7 +125,7 @@ fn add(ep: &Ep, g: &mut Guard<'_, Inner>, d: &'static Desc, fd: i32, ev: &libc::
         // `listener_changed`).
         l.join();
     }
-    if matches!(d.kind(), kind::KERNEL | kind::LISTENER) {
+    if matches!(d.kind(), Kind::Kernel | Kind::Listener) {
         // Of a kernel connection, somebody may ask for it to go over while all of us sleep here.
         ep.watch_ctl();
     }

@@ -1,7 +1,7 @@
 //! The program makes an epoll instance.
 
 use super::instance::EPS;
-use crate::table::{self, kind};
+use crate::table::{self, Kind};
 use crate::{process, zone};
 use core::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ pub(super) fn track(fd: i32) -> bool {
         return true;
     }
     let Some((i, ep)) = EPS.alloc() else { return EPS.is_full() };
-    let Some(d) = table::alloc(kind::EPOLL) else {
+    let Some(d) = table::alloc(Kind::Epoll) else {
         EPS.free(i);
         return table::DESCS.is_full();
     };
@@ -39,7 +39,7 @@ pub(super) fn track(fd: i32) -> bool {
         (g.n, g.sleepers, g.may_listen, g.crowded, g.kernel_busy) = (0, 0, false, false, false);
         g.links.clear();
     }
-    d.object.store(i + 1, Ordering::Relaxed);
+    d.become_instance(i);
     if !table::install(fd, d) {
         table::release(d);
         EPS.free(i);

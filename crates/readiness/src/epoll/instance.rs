@@ -3,7 +3,7 @@
 use super::links::Links;
 use crate::lock::Lock;
 use crate::slab::{Slab, Slot};
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::waker::{self, Waker};
 use crate::{ctl, spin};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -81,7 +81,7 @@ pub(super) const WAKER_MARK: u64 = 0xF50C_4E7B_E11A_0001;
 pub(super) const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
 
 pub(super) fn of(d: &Desc) -> Option<&'static Ep> {
-    (d.kind() == kind::EPOLL).then(|| EPS.get(d.object.load(Ordering::Relaxed).wrapping_sub(1))).flatten()
+    d.listening().object().filter(|_| d.is(Kind::Epoll)).and_then(|place| EPS.get(place))
 }
 
 impl Ep {

@@ -6,7 +6,7 @@ use crate::lock::Lock;
 use crate::ready::{self};
 use crate::slab::{Slab, Slot};
 use crate::stage;
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::{record, status};
 use fsocket_ring as ring;
@@ -88,7 +88,7 @@ const DATA: u32 = (libc::EPOLLPRI | libc::EPOLLRDBAND) as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 pub fn first(d: &Desc) -> Option<&'static Item> {
-    ITEMS.get(d.items.load(Ordering::Acquire).wrapping_sub(1))
+    ITEMS.get(d.first_item().wrapping_sub(1))
 }
 
 /// The items of an instance that watch such listeners.
@@ -128,14 +128,14 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
     it.enlist();
     {
         let _l = LISTS.lock().map_err(|_| Errno::EAGAIN)?;
-        it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
-        d.items.store(i + 1, Ordering::Release);
+        it.next.store(d.first_item(), Ordering::Relaxed);
+        d.set_first_item(i + 1);
     }
     if kernel {
         // The item is in the list before the look at what the descriptor is; `became_conn` does the reverse.
         fence(Ordering::SeqCst);
     }
-    let watched_only = kernel && d.kind() == kind::KERNEL;
+    let watched_only = kernel && d.kind() == Kind::Kernel;
     it.watched_only.store(watched_only, Ordering::Relaxed);
     ep.items.fetch_add(1, Ordering::SeqCst);
     if !watched_only {
@@ -161,8 +161,8 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
 pub fn unlink(d: &Desc, it: &Item) {
     let Ok(_l) = LISTS.lock() else { return };
     let me = it.index() + 1;
-    if d.items.load(Ordering::Relaxed) == me {
-        d.items.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+    if d.first_item() == me {
+        d.set_first_item(it.next.load(Ordering::Relaxed));
         return;
     }
     let mut at = first(d);
@@ -179,7 +179,7 @@ pub fn unlink(d: &Desc, it: &Item) {
 pub fn pop(d: &Desc) -> Option<&'static Item> {
     let _l = LISTS.lock().ok()?;
     let it = first(d)?;
-    d.items.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+    d.set_first_item(it.next.load(Ordering::Relaxed));
     Some(it)
 }
 
@@ -350,13 +350,13 @@ impl Item {
 
     /// Nothing to do with us (yet): only the kernel knows its readiness.
     pub fn passive(&self) -> bool {
-        self.desc().is_none_or(|d| !matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL))
+        self.desc().is_none_or(|d| !matches!(d.kind(), Kind::Shm | Kind::Listener | Kind::Epoll))
     }
 
     /// An epoll instance inside this one. It is looked at on every call: its
     /// own waits undo what we arm for it.
     pub fn nested(&self) -> bool {
-        self.desc().is_some_and(|d| d.kind() == kind::EPOLL)
+        self.desc().is_some_and(|d| d.kind() == Kind::Epoll)
     }
 
     /// Where the peer runs, for the decision to spin; None: not a connection.

@@ -9,7 +9,7 @@ use super::create;
 use super::instance::of;
 use super::item;
 use crate::process;
-use crate::table::{self, kind, Desc, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::{ctl, listen, making};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_runtime::brief;
@@ -40,9 +40,9 @@ impl Noted {
     fn desc(&self) -> Option<&'static Desc> {
         let is_it = |d: &&Desc| {
             self.fd.load(Ordering::Relaxed) >= 0
-                && d.kind() == kind::KERNEL
-                && d.refs.load(Ordering::Relaxed) > 0
-                && d.generation.load(Ordering::Relaxed) == self.generation.load(Ordering::Relaxed)
+                && d.kind() == Kind::Kernel
+                && d.is_used()
+                && d.generation() == self.generation.load(Ordering::Relaxed)
         };
         DESCS.get(self.desc.load(Ordering::Relaxed)).filter(is_it)
     }
@@ -94,7 +94,7 @@ pub unsafe fn changes(op: i32, fd: i32, ev: *const libc::epoll_event) -> bool {
     const SEEN: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
     // SAFETY: `ev` is readable where `op` looks at it: the hook has checked that.
     let plain = op == libc::EPOLL_CTL_DEL || unsafe { ev.read_unaligned() }.events & SEEN == 0;
-    let ours = table::lookup(fd).is_some_and(|d| d.kind() != kind::KERNEL || place(fd).is_none());
+    let ours = table::lookup(fd).is_some_and(|d| d.kind() != Kind::Kernel || place(fd).is_none());
     let can = can_stay() && plain && !ours && !process::owns(fd) && !making::is_later(fd);
     if !can {
         become_known();
@@ -120,11 +120,11 @@ pub unsafe fn changed(op: i32, fd: i32, ev: *const libc::epoll_event) {
     // SAFETY: `ev` is readable where `op` looks at it: the hook has checked that.
     let ev = unsafe { ev.read_unaligned() };
     n.desc.store(d.index(), Ordering::Relaxed);
-    n.generation.store(d.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+    n.generation.store(d.generation(), Ordering::Relaxed);
     n.events.store(ev.events, Ordering::Relaxed);
     n.data.store(ev.u64, Ordering::Relaxed);
     n.fd.store(fd, Ordering::Relaxed);
-    d.watched.store(true, Ordering::Relaxed);
+    d.placeholder().set_watched(true);
 }
 
 /// `fd` is to be used in another way: if it is the instance, it becomes known.

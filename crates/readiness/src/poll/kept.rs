@@ -6,7 +6,7 @@ use crate::conn::Hold;
 use crate::path;
 use crate::ready;
 use crate::stage::{self, Path};
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc, Kind};
 use core::mem::MaybeUninit;
 
 /// Connections and listeners that are kept, those first in the call.
@@ -16,7 +16,7 @@ struct One {
     /// Place in the call.
     at: usize,
     d: &'static Desc,
-    kind: u32,
+    kind: Kind,
     wanted: i16,
     _hold: Hold,
 }
@@ -42,7 +42,7 @@ impl<'a> Kept<'a> {
             return;
         }
         for (at, p) in fds.iter().enumerate() {
-            let Some(d) = ours(p.fd).filter(|d| matches!(d.kind(), kind::CONN | kind::LISTENER)) else { continue };
+            let Some(d) = ours(p.fd).filter(|d| matches!(d.kind(), Kind::Shm | Kind::Listener)) else { continue };
             if self.n == MAX {
                 break;
             }
@@ -97,7 +97,7 @@ impl<'a> Kept<'a> {
     /// Has something happened to what is kept that wakes a sleeper in the kernel?
     pub fn woken(&self) -> bool {
         // (The end of a listener's last number wakes nobody there.)
-        let turned = |o: &One| o.kind == kind::CONN && o.d.kind() != o.kind;
+        let turned = |o: &One| o.kind == Kind::Shm && o.d.kind() != o.kind;
         self.all().iter().any(|o| turned(o) || pending(o.d) || events(o.d, o.wanted) != 0)
     }
 
@@ -124,7 +124,7 @@ impl Drop for Kept<'_> {
 pub(super) fn ours(fd: i32) -> Option<&'static Desc> {
     let d = table::lookup(fd)?;
     crate::listen::look_at_fork_group(fd, d);
-    matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL).then_some(d)
+    matches!(d.kind(), Kind::Shm | Kind::Listener | Kind::Epoll | Kind::Kernel).then_some(d)
 }
 
 pub(super) fn pending(d: &Desc) -> bool {

@@ -1,7 +1,7 @@
 //! The sleep of a `poll`: on what is ours and on the kernel's at once.
 
 use super::kept::{any, ours, Kept};
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use crate::wait::teased::{self, Teased};
 use crate::wait::{self, word, Sleeper};
 use crate::waker::{self, Waker};
@@ -113,7 +113,7 @@ pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u
 /// Of the waits of such a call.
 pub(super) fn memory(fds: &[libc::pollfd]) -> &'static spin::Memory {
     match fds {
-        [one] => ours(one.fd).filter(|d| d.is_conn()).map_or(&SPIN, |d| &d.spin_rx),
+        [one] => ours(one.fd).filter(|d| d.is_conn()).map_or(&SPIN, |d| d.spin_rx()),
         _ => &SPIN,
     }
 }
@@ -152,7 +152,7 @@ unsafe fn sleep(
     });
     // Without a waker we look again and again; not for an instance in which
     // nothing is ours, where what is added rings a new one.
-    let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
+    let watched = |d: &Desc| !matches!(d.kind(), Kind::Epoll | Kind::Kernel) || epoll::has_items(d);
     // (Without a monitor there is none: it may be that which we have just noticed.)
     if !armed && kept.each(fds).any(|(d, _)| watched(d)) {
         let piece = ctl::unwatched().unwrap_or_else(|| unarmed.piece());
@@ -189,7 +189,7 @@ unsafe fn sleep(
 fn in_wrappers(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
     for (p, k) in fds.iter().zip(kernel) {
         if p.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
-            if let Some(s) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL).and_then(epoll::wrapper_of) {
+            if let Some(s) = ours(p.fd).filter(|d| d.kind() == Kind::Epoll).and_then(epoll::wrapper_of) {
                 (k.fd, k.revents) = (if on { s } else { p.fd }, 0);
             }
         }
@@ -199,7 +199,7 @@ fn in_wrappers(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
 /// Ask the peer to ring `b`; false: not possible.
 fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
     match d.kind() {
-        kind::CONN => {
+        Kind::Shm => {
             let Some(c) = chan::of(d) else { return false };
             let Some(w) = c.sleep_on(b, sleeping::YES) else { return false };
             batch.arm(&d.rx().1.want_data, 1 << w);
@@ -210,13 +210,13 @@ fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
             }
             true
         }
-        kind::LISTENER => {
+        Kind::Listener => {
             if let Some(l) = listen::of(d).filter(|_| wanted & (libc::POLLIN | libc::POLLRDNORM) != 0) {
                 l.sleep_on(b, batch);
             }
             true
         }
-        kind::EPOLL => {
+        Kind::Epoll => {
             epoll::before_outer_sleep(d);
             true
         }
@@ -226,19 +226,19 @@ fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
 
 fn disarm(d: &Desc, b: &Waker) {
     match d.kind() {
-        kind::CONN => {
+        Kind::Shm => {
             let Some(c) = chan::of(d) else { return };
             if let Some(w) = c.slept_on(b) {
                 d.rx().1.want_data.disarm(1 << w);
                 d.tx().1.want_space.disarm(1 << w);
             }
         }
-        kind::LISTENER => {
+        Kind::Listener => {
             if let Some(l) = listen::of(d) {
                 l.disarm(b);
             }
         }
-        kind::EPOLL => epoll::after_outer_sleep(d),
+        Kind::Epoll => epoll::after_outer_sleep(d),
         _ => {}
     }
 }

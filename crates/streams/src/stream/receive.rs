@@ -330,7 +330,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             }
             return if done > 0 { Ok(done) } else { end_of_stream(d) };
         }
-        if done == 0 && d.items.load(Ordering::Relaxed) == 0 {
+        if done == 0 && !d.has_items() {
             hold.get_or_insert_with(|| Hold::on(d));
             if crate::unhooked::noticed() {
                 continue;

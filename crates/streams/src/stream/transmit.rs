@@ -283,7 +283,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     // them.
     let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
     // A program that only writes, and then waits by a system call of its own, is seen here.
-    if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
+    if h.pos.load(Ordering::Relaxed) == POS_START && !d.has_items() && d.is_conn() {
         hold.get_or_insert_with(|| Hold::on(d));
         crate::unhooked::noticed();
     }

@@ -52,12 +52,7 @@ pub(super) fn ended(d: &Desc) -> bool {
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
 fn streaming(d: &Desc) -> bool {
-    let sent = d.sock().tx.bytes.load(Ordering::Relaxed);
-    if d.sent_before.swap(sent, Ordering::Relaxed) != sent {
-        d.one_way.store(0, Ordering::Relaxed);
-        return false;
-    }
-    d.one_way.fetch_add(1, Ordering::Relaxed) >= ONE_WAY
+    d.conn().waits_without_send(d.sock().tx.bytes.load(Ordering::Relaxed)) >= ONE_WAY
 }
 
 /// Block until there is something to receive (data, end or error).
@@ -76,7 +71,7 @@ pub(super) fn wait_data(d: &'static Desc, w: &mut Wait) -> Result<()> {
         }
     }
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
-    sleep(d, &rx.want_data, w, timeo, &d.spin_rx, peer, || !d.is_conn() || ready::can_recv(d))
+    sleep(d, &rx.want_data, w, timeo, d.spin_rx(), peer, || !d.is_conn() || ready::can_recv(d))
 }
 
 /// Block until a send can make progress or fails.
@@ -84,7 +79,7 @@ pub(super) fn wait_space(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, tx, h) = d.tx();
     tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
     let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
-    sleep(d, &tx.want_space, w, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+    sleep(d, &tx.want_space, w, timeo, d.spin_tx(), ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }
 
 /// MSG_PEEK that waits for more than what was there. As elsewhere, the sleeper is woken at the
@@ -98,7 +93,7 @@ pub(super) fn wait_more(d: &'static Desc, have: usize, w: &mut Wait) -> Result<(
             || super::left_rings(d)
     };
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
-    sleep(d, &rx.want_data, w, timeo, &d.spin_rx, 0, more)
+    sleep(d, &rx.want_data, w, timeo, d.spin_rx(), 0, more)
 }
 
 /// For what a receive of no bytes waits: also a shutdown of its own side.
@@ -107,7 +102,7 @@ pub(super) fn wait_any(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let s = d.sock();
     let before = s.edges.load(Ordering::Relaxed);
     let ready = || !d.is_conn() || ready::can_recv(d) || s.edges.load(Ordering::Relaxed) != before;
-    sleep(d, &rx.want_data, w, s.rcvtimeo.load(Ordering::Relaxed), &d.spin_rx, 0, ready)
+    sleep(d, &rx.want_data, w, s.rcvtimeo.load(Ordering::Relaxed), d.spin_rx(), 0, ready)
 }
 
 /// A call that has something to return does so after any signal, also one that
@@ -208,7 +203,7 @@ fn sleep_on(
             break;
         }
         if let Some(detached) = table::detached(d) {
-            match w.begun || d.midway.load(Ordering::Relaxed) != 0 {
+            match w.begun || d.conn().is_midway() {
                 false => return Err(Errno::EBADF),
                 // The signal that follows may have come just now, while awake.
                 true if detached.replaced => return Err(Errno::EINTR),

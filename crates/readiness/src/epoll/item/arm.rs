@@ -3,7 +3,7 @@
 use super::Item;
 use crate::epoll::instance::{of, Ep, Inner};
 use crate::ready::{self, IN, OUT, RDNORM};
-use crate::table::kind;
+use crate::table::Kind;
 use crate::waker::Waker;
 use crate::{chan, listen, stats};
 use core::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ impl Item {
         // One that lives keeps its connection until it is killed, which takes the lock.
         let Some(d) = self.desc().filter(|_| self.live.load(Ordering::Relaxed)) else { return };
         match d.kind() {
-            kind::CONN => {
+            Kind::Shm => {
                 let Some(c) = chan::of(d) else { return };
                 let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w, b)) else {
                     // No waiter left: stay active; sleeps are cut short for it.
@@ -46,7 +46,7 @@ impl Item {
                 }
                 self.armed.store(true, Ordering::Relaxed);
             }
-            kind::LISTENER => {
+            Kind::Listener => {
                 if let Some(l) = listen::of(d) {
                     self.recheck.store(false, Ordering::Relaxed);
                     l.arm(b, batch);
@@ -54,7 +54,7 @@ impl Item {
                     self.armed.store(linked, Ordering::Relaxed);
                 }
             }
-            kind::EPOLL => {
+            Kind::Epoll => {
                 if let Some(inner) = of(d).filter(|inner| !core::ptr::eq(*inner, root)) {
                     inner.arm_inner(root);
                 }

@@ -5,7 +5,7 @@ use crate::epoll::instance::{of, Ep};
 use crate::listen;
 use crate::ready::{self, IN, OUT, RDNORM};
 use crate::stage;
-use crate::table::{kind, Desc};
+use crate::table::{Desc, Kind};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
@@ -75,14 +75,14 @@ impl Item {
     /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
     /// for that is ready if it was when it was added, until it is not once.
     pub(super) fn shut_both(&self, d: &Desc) -> bool {
-        d.kind() == kind::EPOLL && self.events.load(Ordering::Relaxed) & IN == 0
+        d.kind() == Kind::Epoll && self.events.load(Ordering::Relaxed) & IN == 0
     }
 
     /// Has something happened since the last report? With `note`, that counts
     /// as reported.
     pub(super) fn edge(&self, d: &Desc, last: &Reported, note: bool) -> bool {
         match d.kind() {
-            kind::CONN => {
+            Kind::Shm => {
                 let (r, rx, h) = d.rx();
                 // What TCP would have sent a segment for.
                 let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
@@ -105,7 +105,7 @@ impl Item {
                 }
                 data || state || space
             }
-            kind::LISTENER => {
+            Kind::Listener => {
                 let Some(l) = listen::of(d) else { return false };
                 let now = l.arrivals();
                 // What this process cannot take has not been reported: it may be left to it later.
@@ -115,7 +115,7 @@ impl Item {
                 }
                 news
             }
-            kind::EPOLL => {
+            Kind::Epoll => {
                 let now = of(d).map_or(0, Ep::pulses_so_far) as u64;
                 let grown = last.has_grown(Some(now));
                 if note {
