@@ -30,7 +30,7 @@ const VERSION: u32 = 1;
 
 /// Connections in one report.
 const MOST: usize = 1 << 17;
-/// The monitor keeps a report that takes longer than this to make: a viewer that asks again and
+/// The monitor keeps a report that takes more CPU time than this to make: a viewer that asks again and
 /// again costs others little.
 const LONG: Duration = Duration::from_millis(5);
 /// It sends that report again for this many times as long as the making took.
@@ -61,13 +61,19 @@ impl Kept {
         Some((*length, ForeignFd::new(again, wanted.viewer)))
     }
 
-    /// It was begun then, and is made now.
-    pub fn keep(&mut self, wanted: Wanted, length: u64, fd: &Rc<ForeignFd>, began: Instant) {
-        let took = began.elapsed();
+    /// Its making has taken so much CPU time. (Not time: on a busy machine each report would be long, and a viewer would
+    /// be told what was so before.)
+    pub fn keep(&mut self, wanted: Wanted, length: u64, fd: &Rc<ForeignFd>, took: Duration) {
         if took > LONG {
             self.0.insert(wanted, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
         }
     }
+}
+
+/// CPU time of this thread.
+pub fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
 /// Leaves a last report beside the socket: a private monitor ends with its programs, and somebody may want to

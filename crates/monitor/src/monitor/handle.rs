@@ -215,7 +215,7 @@ impl Monitor {
         if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
             return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
         }
-        let began = Instant::now();
+        let began = report::cpu_time();
         let report = self.report(wanted);
         if reset {
             let private = self.ctx.config.private;
@@ -223,7 +223,7 @@ impl Monitor {
         }
         let (answer, fd) = answer_json(msg, viewer, &report)?;
         if let Some(fd) = fd.as_ref() {
-            self.reports.keep(wanted, answer.arg0, fd, began);
+            self.reports.keep(wanted, answer.arg0, fd, report::cpu_time().saturating_sub(began));
         }
         Ok((answer, fd))
     }
