@@ -221,7 +221,7 @@ def main():
     parser.add_argument("groups", nargs="+", choices=GROUPS, metavar="GROUP")
     parser.add_argument("--only", default="", metavar="REGEX", help="only tests whose name matches")
     parser.add_argument("--profile", default="quick", help="how library, monitor and commands are built: quick (default) or release")
-    parser.add_argument("--jobs", type=int, default=1 + len(os.sched_getaffinity(0)), help="how many run at once")
+    parser.add_argument("--jobs", type=int, default=3 * len(os.sched_getaffinity(0)), help="how many run at once: most of them wait")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside so many busy processes")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="each test so many times")
     options = parser.parse_args()

@@ -69,7 +69,13 @@ fn without_privilege() {
     let program = script("apps/switch.py").display().to_string();
     let cli = artifacts::cli().display().to_string();
     let both = format!("{PYTHON} {program} {} && {cli} stat --json", cases.join(" "));
-    let args = ["--reuid=65534", "--regid=65534", "--clear-groups", &cli, "run", "--", "/bin/sh", "-c", &both];
+    let runtime = host.path().join("runtime");
+    std::fs::create_dir(&runtime).expect("directory");
+    std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).expect("chown");
+    std::fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("mode");
+    let runtime = format!("XDG_RUNTIME_DIR={}", runtime.display());
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/env", &runtime];
+    let args = [&user[..], &[&cli, "run", "--", "/bin/sh", "-c", &both]].concat();
     let run = host.run(Stock, "setpriv", 120, "/usr/bin/setpriv", &args).success();
     let (ours, report) = run.stdout.split_once("ok\n").expect("transcript and report");
     assert!(format!("{ours}ok\n") == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
