@@ -115,7 +115,7 @@ fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
 fn other_family(fd: i32, d: &'static Desc, there: &[u8]) -> Result<()> {
     let r = sys::connect(fd, there);
     if !matches!(r, Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL)) {
-        to_kernel::<()>(fd, d, Reason::Option).or_kernel(drop, || ());
+        let _ = to_kernel::<()>(fd, d, Reason::Option);
     }
     r
 }
@@ -135,8 +135,10 @@ fn to_kernel<T>(fd: i32, d: &'static Desc, why: Reason) -> Outcome<T> {
 }
 
 fn left<T>(why: Reason) -> Outcome<T> {
+    // (Before the monitor is told of the connection, with all that was counted.)
+    let why = Cause::fallback(why);
     stats::kernel_connection(Counter::ConnectKernel, ctl::alive(), || socks::arena().is_some());
-    Outcome::Kernel(Cause::Fallback(why))
+    Outcome::Kernel(why)
 }
 
 /// `connect` on a socket that is connected: 0 once after EINPROGRESS, as the

@@ -12,7 +12,7 @@ pub enum Outcome<T> {
     Kernel(Cause),
 }
 
-/// Why libc's function does a call. Only a [`Cause::Fallback`] counts.
+/// Why libc's function does a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The descriptor, or what is asked of it, was never ours, or has become the kernel's before.
@@ -21,29 +21,29 @@ pub enum Cause {
     Invalid,
     /// The connection is ours; the kernel's socket below it keeps this, or has the answer.
     Below,
-    /// What could have been ours is the kernel's from now on.
-    Fallback(Reason),
+    /// What could have been ours is the kernel's from now on: made by [`Cause::fallback`], which counts it.
+    Fallback(Counted),
 }
 
+/// A reason that has been counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted(Reason);
+
 impl Cause {
-    /// Counts a fallback.
-    pub fn count(self) {
-        if let Cause::Fallback(why) = self {
-            stats::fall_back(why);
-        }
+    /// A call falls back to the kernel. Counted here: before what tells the monitor of the call.
+    pub fn fallback(why: Reason) -> Cause {
+        stats::fall_back(why);
+        Cause::Fallback(Counted(why))
     }
 }
 
 impl<T> Outcome<T> {
-    /// The answer; else `kernel` does the call. Fallbacks of calls are counted here.
+    /// The answer; else `kernel` does the call.
     #[inline]
     pub fn or_kernel<R>(self, done: impl FnOnce(T) -> R, kernel: impl FnOnce() -> R) -> R {
         match self {
             Outcome::Done(v) => done(v),
-            Outcome::Kernel(why) => {
-                why.count();
-                kernel()
-            }
+            Outcome::Kernel(_) => kernel(),
         }
     }
 
