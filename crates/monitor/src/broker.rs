@@ -34,7 +34,6 @@ use fsocket_bpf::announce::{self, Hosts};
 use fsocket_bpf::pairs::{self, Pairs};
 use fsocket_bpf::select::{Parts, Select};
 pub use host::found;
-pub use line::op;
 use line::{Ask, Given, Told};
 use rights::Rights;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -77,9 +76,9 @@ impl Broker {
     /// What the broker says.
     pub fn ask(&self, ask: Ask, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
         match self {
-            Broker::Here(rights) => rights.borrow_mut().handle(&ask, fds),
+            Broker::Here(rights) => rights.borrow_mut().handle(ask, fds),
             Broker::There(line) => {
-                line::send(line.as_fd(), &ask, fds).unwrap_or_else(|_| gone());
+                line::send(line.as_fd(), &ask.raw(), fds).unwrap_or_else(|_| gone());
                 let Ok(Some((told, fds))) = line::receive::<Told>(line.as_fd()) else { gone() };
                 let fds = fds?;
                 match told.error {
@@ -92,25 +91,25 @@ impl Broker {
 
     /// Shows a descriptor. When it returns the broker has it no more: its owner may close it and
     /// expect its address to be free.
-    fn show(&self, op: u32, fd: BorrowedFd<'_>) {
-        if let Err(e) = self.ask(Ask::new(op), &[fd]) {
-            tracing::debug!(op, "not taken note of: {e}");
+    fn show(&self, what: Ask, fd: BorrowedFd<'_>) {
+        if let Err(e) = self.ask(what, &[fd]) {
+            tracing::debug!(?what, "not taken note of: {e}");
         }
     }
 
     /// A client has come, over this control socket.
     pub fn user(&self, control: BorrowedFd<'_>) {
-        self.show(op::USER, control);
+        self.show(Ask::User, control);
     }
 
     /// A client has shown this listening socket.
     pub fn listener(&self, fd: BorrowedFd<'_>) {
-        self.show(op::LISTENER, fd);
+        self.show(Ask::Listener, fd);
     }
 
     /// A client has shown this socket, which is bound.
     pub fn bound(&self, fd: BorrowedFd<'_>) {
-        self.show(op::BOUND, fd);
+        self.show(Ask::Bound, fd);
     }
 
     /// [`crate::maker::connection`]. `shown`: a TCP socket of that network namespace, where it is not
@@ -119,7 +118,7 @@ impl Broker {
     /// # Errors
     /// As there; EPERM: no client has shown what would allow it.
     pub fn connection(&self, order: &Order, netns: u64, shown: Option<BorrowedFd<'_>>) -> Result<[OwnedFd; 2], Errno> {
-        let given = self.ask(Ask::of(op::CONNECTION, order, netns), shown.as_slice())?;
+        let given = self.ask(Ask::Connection { order: *order, netns }, shown.as_slice())?;
         given.fds.try_into().map_err(|_| Errno::PROTO)
     }
 
@@ -128,7 +127,7 @@ impl Broker {
     /// # Errors
     /// As of [`Broker::connection`].
     pub fn dial(&self, order: &Order, netns: u64, shown: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno> {
-        self.ask(Ask::of(op::DIAL, order, netns), shown.as_slice())?.fd()
+        self.ask(Ask::Dial { order: *order, netns }, shown.as_slice())?.fd()
     }
 
     /// Another listen socket like `global`, for the client of a control socket.
@@ -141,11 +140,7 @@ impl Broker {
         control: BorrowedFd<'_>,
         reservation: bool,
     ) -> Result<OwnedFd, Errno> {
-        self.ask(Ask { number: reservation.into(), ..Ask::new(op::CLONE) }, &[global, control])?.fd()
-    }
-
-    fn plain(&self, op: u32, number: u64) -> Result<Given, Errno> {
-        self.ask(Ask { number, ..Ask::new(op) }, &[])
+        self.ask(Ask::Clone { reservation }, &[global, control])?.fd()
     }
 
     /// The selector for a group of listeners, for as many CPUs as the machine may have. `kept`: as
@@ -154,7 +149,7 @@ impl Broker {
     /// # Errors
     /// It cannot be had; why is in the log.
     pub fn selector(&self, group: u64, kept: bool) -> Result<Select, Errno> {
-        let given = self.ask(Ask { number: group, flags: kept.into(), ..Ask::new(op::SELECTOR) }, &[])?;
+        let given = self.ask(Ask::Selector { group, kept }, &[])?;
         let [program, sockets, slots, selections, balances, waker] = given.fds.try_into().map_err(|_| Errno::PROTO)?;
         let parts = Parts { program, sockets, slots, selections, balances, waker };
         Select::of(parts, possible_cpus()).map_err(|_| Errno::OPNOTSUPP)
@@ -162,12 +157,12 @@ impl Broker {
 
     /// A group is not kept any more.
     pub fn forget(&self, group: u64) {
-        let _ = self.plain(op::FORGET, group);
+        let _ = self.ask(Ask::Forget { group }, &[]);
     }
 
     /// What was kept of groups.
     pub fn kept(&self) -> Option<Vec<u8>> {
-        line::read(self.plain(op::KEPT, 0).ok()?.fd().ok()?.as_fd()).ok()
+        line::read(self.ask(Ask::Kept, &[]).ok()?.fd().ok()?.as_fd()).ok()
     }
 
     /// Keeps this instead.
@@ -175,12 +170,12 @@ impl Broker {
     /// # Errors
     /// Of files.
     pub fn keep(&self, text: &[u8]) -> Result<(), Errno> {
-        self.ask(Ask::new(op::KEEP), &[line::text(text)?.as_fd()]).map(drop)
+        self.ask(Ask::Keep, &[line::text(text)?.as_fd()]).map(drop)
     }
 
     /// No monitor comes after this one.
     pub fn leave_nothing(&self) {
-        let _ = self.plain(op::LEAVE, 0);
+        let _ = self.ask(Ask::Leave, &[]);
     }
 
     /// To be mapped: how many listening sockets have stopped to listen, by port.
@@ -188,7 +183,7 @@ impl Broker {
     /// # Errors
     /// It cannot be had; why is in the log.
     pub fn closings(&self) -> Result<OwnedFd, Errno> {
-        self.plain(op::CLOSINGS, 0)?.fd()
+        self.ask(Ask::Closings, &[])?.fd()
     }
 
     /// Which sockets are the ends of one connection, from now on.
@@ -196,7 +191,7 @@ impl Broker {
     /// # Errors
     /// It cannot be had; why is in the log.
     pub fn pairs(&self) -> Result<Pairs, Errno> {
-        let [peers, watched, ended, reasons] = self.plain(op::PAIRS, 0)?.fds.try_into().map_err(|_| Errno::PROTO)?;
+        let [peers, watched, ended, reasons] = self.ask(Ask::Pairs, &[])?.fds.try_into().map_err(|_| Errno::PROTO)?;
         Pairs::of(pairs::Parts { peers, watched, ended, reasons }).map_err(|_| Errno::OPNOTSUPP)
     }
 
@@ -205,7 +200,7 @@ impl Broker {
     /// # Errors
     /// Why it cannot be had.
     pub fn hosts(&self) -> Result<Hosts, String> {
-        let given = self.plain(op::HOSTS, 0).map_err(|e| e.to_string())?;
+        let given = self.ask(Ask::Hosts, &[]).map_err(|e| e.to_string())?;
         if given.number != 0 {
             let text = given.fd().and_then(|fd| line::read(fd.as_fd())).map_err(|e| e.to_string())?;
             return Err(String::from_utf8_lossy(&text).into_owned());
@@ -219,17 +214,17 @@ impl Broker {
     /// # Errors
     /// EXDEV: the monitor may not enter it.
     pub fn diag(&self, socket: BorrowedFd<'_>) -> Result<SockDiag, Errno> {
-        self.ask(Ask::new(op::DIAG), &[socket])?.fd().map(SockDiag::on)
+        self.ask(Ask::Diag, &[socket])?.fd().map(SockDiag::on)
     }
 
     /// Inode number of a socket's network namespace; `None`: we may not know.
     pub fn netns_inode(&self, socket: BorrowedFd<'_>) -> Option<u64> {
-        self.ask(Ask::new(op::INODE), &[socket]).ok().map(|g| g.number)
+        self.ask(Ask::Inode, &[socket]).ok().map(|g| g.number)
     }
 
     /// The executable of a process.
     pub fn exe(&self, pid: u32, pidfd: Option<BorrowedFd<'_>>) -> Option<PathBuf> {
-        let given = self.ask(Ask { number: pid.into(), ..Ask::new(op::EXE) }, pidfd.as_slice()).ok()?;
+        let given = self.ask(Ask::Exe { pid }, pidfd.as_slice()).ok()?;
         Some(OsString::from_vec(line::read(given.fd().ok()?.as_fd()).ok()?).into())
     }
 
@@ -238,7 +233,7 @@ impl Broker {
     /// # Errors
     /// Of the calls.
     pub fn rules(&self) -> Result<OwnedFd, Errno> {
-        self.plain(op::RULES, 0)?.fd()
+        self.ask(Ask::Rules, &[])?.fd()
     }
 
     /// Whether nf_tables has chains that local packets pass.
@@ -246,7 +241,7 @@ impl Broker {
     /// # Errors
     /// It does not answer.
     pub fn has_chains(&self) -> Result<bool, Errno> {
-        self.plain(op::CHAINS, 0).map(|g| g.number != 0)
+        self.ask(Ask::Chains, &[]).map(|g| g.number != 0)
     }
 
     /// A socket that is readable when policies of IPsec change.
@@ -254,7 +249,7 @@ impl Broker {
     /// # Errors
     /// Of the calls.
     pub fn xfrm_events(&self) -> Result<OwnedFd, Errno> {
-        self.plain(op::RULES, 1)?.fd()
+        self.ask(Ask::Xfrm, &[])?.fd()
     }
 
     /// Which kinds of policy ([`found`]) this host has, and the network namespace of a TCP socket.
@@ -262,13 +257,13 @@ impl Broker {
     /// # Errors
     /// We may not know.
     pub fn has(&self, socket: BorrowedFd<'_>) -> Result<u64, Errno> {
-        self.ask(Ask::new(op::HOST), &[socket]).map(|g| g.number)
+        self.ask(Ask::Host, &[socket]).map(|g| g.number)
     }
 
     /// Whether programs of one of these types (below 64) are in force for a cgroup; `None`: not known.
     pub fn has_programs(&self, cgroup: BorrowedFd<'_>, kinds: &[u32]) -> Option<bool> {
-        let number = kinds.iter().fold(0, |kinds, kind| kinds | 1 << kind);
-        self.ask(Ask { number, ..Ask::new(op::PROGRAMS) }, &[cgroup]).ok().map(|g| g.number != 0)
+        let kinds = kinds.iter().fold(0, |kinds, kind| kinds | 1 << kind);
+        self.ask(Ask::Programs { kinds }, &[cgroup]).ok().map(|g| g.number != 0)
     }
 
     /// Does what the client of a control socket asks for about steering. `sender`: of the request.
@@ -278,9 +273,9 @@ impl Broker {
     pub fn steer(&self, request: &[u8], control: BorrowedFd<'_>, sender: &Sender) -> Result<steer::Done, Errno> {
         let (text, peer) = (line::text(request)?, descriptor::peer(control)?);
         match &sender.pidfd {
-            Some(pidfd) => self.ask(Ask::new(op::STEER), &[text.as_fd(), control, pidfd.as_fd()])?.read(),
+            Some(pidfd) => self.ask(Ask::Steer, &[text.as_fd(), control, pidfd.as_fd()])?.read(),
             // A process that sends now has not given its number to another one yet.
-            None if sender.pid == peer.0 => self.ask(Ask::new(op::STEER), &[text.as_fd(), control])?.read(),
+            None if sender.pid == peer.0 => self.ask(Ask::Steer, &[text.as_fd(), control])?.read(),
             None => Err(Errno::PERM),
         }
     }
@@ -288,7 +283,7 @@ impl Broker {
     /// The rest of steering; a failure changes nothing.
     pub fn steer_also(&self, what: &steer::Also) -> steer::Done {
         let request = serde_json::to_vec(what).ok().and_then(|text| line::text(&text).ok());
-        let done = request.and_then(|text| self.ask(Ask::new(op::STEER_ALSO), &[text.as_fd()]).ok()?.read().ok());
+        let done = request.and_then(|text| self.ask(Ask::SteerAlso, &[text.as_fd()]).ok()?.read().ok());
         done.unwrap_or_default()
     }
 }

@@ -18,54 +18,58 @@ pub const FDS: usize = 6;
 /// Bytes of a memfd, at most.
 pub const TEXT: usize = 1 << 24;
 
-/// What can be asked for.
-pub mod op {
-    /// The user of a control socket is served.
-    pub const USER: u32 = 1;
-    /// A listening socket was shown.
-    pub const LISTENER: u32 = 2;
-    /// A bound socket was shown.
-    pub const BOUND: u32 = 3;
-    /// Both ends of a connection.
-    pub const CONNECTION: u32 = 4;
-    /// A socket that connects to a listener.
-    pub const DIAL: u32 = 5;
-    /// Another listen socket; fds: the one there is, the control socket of who asks.
-    pub const CLONE: u32 = 6;
-    /// The selector of a group of listeners (its number): program and maps; with what is kept (flag 1).
-    pub const SELECTOR: u32 = 7;
+/// What the front asks for. `fd`: the descriptor that comes with it.
+#[derive(Clone, Copy, Debug)]
+pub enum Ask {
+    /// The user of a control socket (fd) is served.
+    User,
+    /// A listening socket (fd) was shown.
+    Listener,
+    /// A bound socket (fd) was shown.
+    Bound,
+    /// Both ends of a connection, in the network namespace with this SO_NETNS_COOKIE. fd: a socket there, where that is not
+    /// the broker's own.
+    Connection { order: Order, netns: u64 },
+    /// A socket that connects to a listener. The rest as for [`Ask::Connection`].
+    Dial { order: Order, netns: u64 },
+    /// Another listen socket. fds: the one there is, and the control socket of the process that asks.
+    Clone { reservation: bool },
+    /// The selector of a group of listeners: program and maps. `kept`: with what is kept.
+    Selector { group: u64, kept: bool },
     /// Removes what is kept of a group.
-    pub const FORGET: u32 = 8;
+    Forget { group: u64 },
     /// What the monitor before this one has kept of its groups.
-    pub const KEPT: u32 = 9;
-    /// Keeps it for the one after this.
-    pub const KEEP: u32 = 10;
+    Kept,
+    /// Keeps this text (fd) for the monitor after this one.
+    Keep,
     /// Nothing is kept.
-    pub const LEAVE: u32 = 11;
+    Leave,
     /// The count of listeners that have ended.
-    pub const CLOSINGS: u32 = 12;
-    /// A line to sock_diag, in the network namespace of a socket.
-    pub const DIAG: u32 = 13;
-    /// Number of a socket's network namespace.
-    pub const INODE: u32 = 14;
-    /// The executable of a process: its pidfd, or else its number.
-    pub const EXE: u32 = 15;
-    /// A socket that tells when nf_tables changes, or (number 1) policies of IPsec.
-    pub const RULES: u32 = 16;
+    Closings,
+    /// A line to sock_diag, in the network namespace of a socket (fd).
+    Diag,
+    /// Number of a socket's (fd) network namespace.
+    Inode,
+    /// The executable of a process: that of its pidfd (fd), or else with this number.
+    Exe { pid: u32 },
+    /// A socket that tells when nf_tables changes.
+    Rules,
+    /// A socket that tells when policies of IPsec change.
+    Xfrm,
     /// Whether nf_tables has chains that local packets pass.
-    pub const CHAINS: u32 = 17;
-    /// Whether programs of some types (a bit each) are in force for a cgroup.
-    pub const PROGRAMS: u32 = 18;
-    /// The request of `fastsocket steer`; fds: its text, the control socket, and (from Linux 6.5 on) the sender's pidfd.
-    pub const STEER: u32 = 19;
-    /// The rest of steering ([`crate::steer::Also`]).
-    pub const STEER_ALSO: u32 = 20;
-    /// Which kinds of policy there are ([`super::super::found`]); fd: a socket of the network namespace in question.
-    pub const HOST: u32 = 21;
+    Chains,
+    /// Whether programs of some types (a bit each) are in force for a cgroup (fd).
+    Programs { kinds: u64 },
+    /// The request of `fastsocket steer`. fds: its text, the control socket, and (from Linux 6.5 on) the sender's pidfd.
+    Steer,
+    /// The rest of steering ([`crate::steer::Also`]). fd: as text.
+    SteerAlso,
+    /// Which kinds of policy there are ([`super::found`]). fd: a socket of the network namespace in question.
+    Host,
     /// The record of which sockets are the ends of one connection.
-    pub const PAIRS: u32 = 22;
-    /// Announces this host; its maps, or (number 1) the reason why not.
-    pub const HOSTS: u32 = 23;
+    Pairs,
+    /// Announces this host. The answer has its maps, or (number 1) the reason why not.
+    Hosts,
 }
 
 /// An answer.
@@ -104,7 +108,7 @@ pub fn errno_of(e: std::io::Error) -> Errno {
 }
 
 /// [`End`].
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RawEnd {
     ip: [u8; 16],
@@ -114,18 +118,17 @@ pub struct RawEnd {
     pad: u8,
 }
 
-/// What the talking half asks for; which of the fields count depends on `op` ([`op`]).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+/// [`Ask`] as it travels; which of the fields count depends on `op`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Ask {
-    pub op: u32,
-    pub pad: u32,
-    pub flags: u64,
-    /// SO_NETNS_COOKIE of where it is to be done.
-    pub netns: u64,
-    pub number: u64,
-    pub client: RawEnd,
-    pub server: RawEnd,
+pub struct RawAsk {
+    op: u32,
+    pad: u32,
+    flags: u64,
+    netns: u64,
+    number: u64,
+    client: RawEnd,
+    server: RawEnd,
 }
 
 /// The client's port is named.
@@ -153,23 +156,93 @@ impl RawEnd {
 }
 
 impl Ask {
-    pub fn new(op: u32) -> Ask {
-        Ask { op, ..Ask::default() }
+    pub fn raw(&self) -> RawAsk {
+        let plain = |op| RawAsk { op, ..RawAsk::default() };
+        let number = |op, number| RawAsk { number, ..plain(op) };
+        match *self {
+            Ask::User => plain(1),
+            Ask::Listener => plain(2),
+            Ask::Bound => plain(3),
+            Ask::Connection { order, netns } => RawAsk::of_order(4, &order, netns),
+            Ask::Dial { order, netns } => RawAsk::of_order(5, &order, netns),
+            Ask::Clone { reservation } => number(6, reservation.into()),
+            Ask::Selector { group, kept } => RawAsk { flags: kept.into(), ..number(7, group) },
+            Ask::Forget { group } => number(8, group),
+            Ask::Kept => plain(9),
+            Ask::Keep => plain(10),
+            Ask::Leave => plain(11),
+            Ask::Closings => plain(12),
+            Ask::Diag => plain(13),
+            Ask::Inode => plain(14),
+            Ask::Exe { pid } => number(15, pid.into()),
+            Ask::Rules => plain(16),
+            Ask::Xfrm => number(16, 1),
+            Ask::Chains => plain(17),
+            Ask::Programs { kinds } => number(18, kinds),
+            Ask::Steer => plain(19),
+            Ask::SteerAlso => plain(20),
+            Ask::Host => plain(21),
+            Ask::Pairs => plain(22),
+            Ask::Hosts => plain(23),
+        }
     }
+}
 
-    pub fn of(op: u32, order: &Order, netns: u64) -> Ask {
+impl RawAsk {
+    fn of_order(op: u32, order: &Order, netns: u64) -> RawAsk {
         let flags = if order.named { NAMED } else { 0 } | if order.holder.is_some() { HELD } else { 0 };
         let (client, server) = (RawEnd::of(&order.client), RawEnd::of(&order.server));
-        Ask { flags, netns, number: order.holder.unwrap_or(0), client, server, ..Ask::new(op) }
+        RawAsk { op, pad: 0, flags, netns, number: order.holder.unwrap_or(0), client, server }
     }
 
-    pub fn order(&self) -> Order {
+    fn order(&self) -> Order {
         Order {
             client: self.client.end(),
             server: self.server.end(),
             named: self.flags & NAMED != 0,
             holder: (self.flags & HELD != 0).then_some(self.number),
         }
+    }
+
+    fn yes(word: u64) -> Result<bool, Errno> {
+        match word {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// # Errors
+    /// EINVAL: nothing of this kind can be asked for.
+    pub fn ask(&self) -> Result<Ask, Errno> {
+        let RawAsk { netns, number, .. } = *self;
+        Ok(match self.op {
+            1 => Ask::User,
+            2 => Ask::Listener,
+            3 => Ask::Bound,
+            4 => Ask::Connection { order: self.order(), netns },
+            5 => Ask::Dial { order: self.order(), netns },
+            6 => Ask::Clone { reservation: Self::yes(number)? },
+            7 => Ask::Selector { group: number, kept: Self::yes(self.flags)? },
+            8 => Ask::Forget { group: number },
+            9 => Ask::Kept,
+            10 => Ask::Keep,
+            11 => Ask::Leave,
+            12 => Ask::Closings,
+            13 => Ask::Diag,
+            14 => Ask::Inode,
+            15 => Ask::Exe { pid: u32::try_from(number).map_err(|_| Errno::INVAL)? },
+            16 if Self::yes(number)? => Ask::Xfrm,
+            16 => Ask::Rules,
+            17 => Ask::Chains,
+            18 => Ask::Programs { kinds: number },
+            19 => Ask::Steer,
+            20 => Ask::SteerAlso,
+            21 => Ask::Host,
+            22 => Ask::Pairs,
+            23 => Ask::Hosts,
+            _ => return Err(Errno::INVAL),
+        })
     }
 }
 
@@ -191,7 +264,7 @@ pub fn send(line: BorrowedFd<'_>, what: &impl IntoRaw, fds: &[BorrowedFd<'_>]) -
 
 /// Plain structures of this file.
 pub trait IntoRaw: IntoBytes + Immutable {}
-impl IntoRaw for Ask {}
+impl IntoRaw for RawAsk {}
 impl IntoRaw for Told {}
 
 /// Descriptors of a message. EMFILE: there was no room for them.
@@ -243,4 +316,24 @@ pub fn read(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
         return Err(Errno::INVAL);
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_comes_back() {
+        for op in 0..=64 {
+            for (flags, number) in [(0, 0), (1, 1), (1, u64::MAX), (3, 7), (u64::MAX, 2)] {
+                let raw = RawAsk { op, flags, number, netns: 5, ..RawAsk::default() };
+                let again = raw.ask().map(|ask| ask.raw());
+                assert!((1..=23).contains(&op) || again.is_err(), "{op}");
+                if let Ok(again) = again {
+                    assert_eq!(again.ask().map(|ask| ask.raw()), Ok(again), "{raw:?}");
+                }
+            }
+        }
+        assert!((1..=23).all(|op| RawAsk { op, ..RawAsk::default() }.ask().is_ok_and(|ask| ask.raw().op == op)));
+    }
 }

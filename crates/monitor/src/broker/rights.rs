@@ -5,7 +5,7 @@ use super::clone::{clone_as_owner, is_alone, listening};
 use super::host::{self, Host};
 use super::keep::Keep;
 use super::kernel;
-use super::line::{self, errno_of, op, Ask, Given};
+use super::line::{self, errno_of, Ask, Given};
 use crate::address::{V4_ANY, V6_ANY};
 use crate::cpus::possible_cpus;
 use crate::descriptor;
@@ -116,136 +116,160 @@ impl Rights {
     /// # Errors
     /// EPERM, EINVAL: refused. Else of what was done.
     // Long: one arm for each operation of the broker, so that all of them are seen at once.
-    pub fn handle(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
+    pub fn handle(&mut self, ask: Ask, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
         let fd = || fds.first().copied().ok_or(Errno::BADF);
-        match ask.op {
-            op::USER => {
-                let uid = self.user_of(fd()?)?;
-                self.users.insert(uid);
+        let second = || fds.get(1).copied().ok_or(Errno::BADF);
+        match ask {
+            Ask::User => self.user(fd()?),
+            Ask::Listener => self.listener(fd()?),
+            Ask::Bound => self.shown_bound(fd()?),
+            Ask::Connection { order, netns } => self.connection(order, netns, fds),
+            Ask::Dial { order, netns } => self.dial(order, netns, fds),
+            Ask::Clone { reservation } => self.clone_listener(fd()?, second()?, reservation),
+            Ask::Selector { group, kept } => self.selector(group, kept),
+            Ask::Forget { group } => {
+                self.keep.iter().for_each(|k| k.forget(group));
                 Ok(Given::default())
             }
-            op::LISTENER => self.listener(fd()?),
-            op::BOUND => {
-                let port = descriptor::bound_port(fd()?)?;
-                self.bound.insert(sockopt::socket_cookie(fd()?)?, (descriptor::netns_cookie(fd()?)?, port));
-                Ok(Given::default())
-            }
-            op::CONNECTION => {
-                let (mut order, place, is_taken) = self.checked(ask, fds)?;
-                // Then it gets other ports.
-                order.named &= !is_taken;
-                let fds = maker::connection(&order, place.as_ref().map(AsFd::as_fd))?;
-                Ok(Given { number: 0, fds: fds.into() })
-            }
-            op::DIAL => {
-                let (order, place, is_taken) = self.checked(ask, fds)?;
-                if is_taken {
-                    return Err(Errno::PERM);
-                }
-                maker::dial(&order, place.as_ref().map(AsFd::as_fd)).map(Given::one)
-            }
-            op::CLONE => self.clone_listener(fd()?, *fds.get(1).ok_or(Errno::BADF)?, ask.number),
-            op::SELECTOR => {
-                let pins = self.keep.as_ref().filter(|_| ask.flags & 1 != 0).and_then(|k| k.folder(ask.number));
-                let parts = Parts::load(possible_cpus(), pins.as_deref()).map_err(|e| {
-                    tracing::warn!("zones use the classic selector: {e}");
-                    Errno::OPNOTSUPP
-                })?;
-                let Parts { program, sockets, slots, selections, balances, waker } = parts;
-                Ok(Given { number: 0, fds: vec![program, sockets, slots, selections, balances, waker] })
-            }
-            op::FORGET => {
-                self.keep.iter().for_each(|k| k.forget(ask.number));
-                Ok(Given::default())
-            }
-            op::KEPT => line::text(&self.keep.as_ref().ok_or(Errno::NOENT)?.read().map_err(errno_of)?).map(Given::one),
-            op::KEEP => {
+            Ask::Kept => line::text(&self.kept()?.read().map_err(errno_of)?).map(Given::one),
+            Ask::Keep => {
                 let text = line::read(fd()?)?;
-                self.keep.as_ref().ok_or(Errno::NOENT)?.write(&text).map_err(errno_of).map(|()| Given::default())
+                self.kept()?.write(&text).map_err(errno_of).map(|()| Given::default())
             }
-            op::LEAVE => {
+            Ask::Leave => {
                 self.keep.take().iter().for_each(Keep::leave_nothing);
                 self.steers.leave_nothing();
                 Ok(Given::default())
             }
-            op::CLOSINGS => {
-                if self.closings.is_none() {
-                    self.closings = Some(Closings::start().map_err(|why| {
-                        tracing::warn!(%why, "listeners that are closed in secret are noticed late");
-                        Errno::OPNOTSUPP
-                    })?);
-                }
-                let page = self.closings.as_ref().ok_or(Errno::OPNOTSUPP)?.page();
-                page.try_clone_to_owned().map_err(errno_of).map(Given::one)
-            }
-            op::PAIRS => {
-                let parts = self.pairs.get_or_insert_with(record_pairs).get().ok_or(Errno::AGAIN)?;
-                let parts = parts.as_ref().ok_or(Errno::OPNOTSUPP)?.try_clone().map_err(|_| Errno::MFILE)?;
-                let pairs::Parts { peers, watched, ended, reasons } = parts;
-                Ok(Given { number: 0, fds: vec![peers, watched, ended, reasons] })
-            }
-            op::HOSTS if self.announces.is_none() => Err(Errno::PERM),
-            op::HOSTS => match self.hosts() {
-                Ok(announce::Parts { sockets, hosts, reasons }) => {
-                    Ok(Given { number: 0, fds: vec![sockets, hosts, reasons] })
-                }
-                Err(why) => Ok(Given { number: 1, fds: vec![line::text(why.to_string().as_bytes())?] }),
-            },
-            op::DIAG => {
+            Ask::Closings => self.closings(),
+            Ask::Pairs => self.pairs(),
+            Ask::Hosts => self.announced(),
+            Ask::Diag => {
                 let there = maker::namespace_of(fd()?, descriptor::netns_cookie(fd()?)?)?;
                 maker::apart(Some(there.as_fd()), SockDiag::open).map(|diag| Given::one(diag.into()))
             }
-            op::INODE => descriptor::netns_inode(fd()?).map(Given::number).ok_or(Errno::PERM),
-            op::EXE => {
-                let shown = fds.first().copied();
-                let pid = match shown {
-                    Some(fd) => pidfd::pid_of(fd).ok_or(Errno::INVAL)?,
-                    None => u32::try_from(ask.number).ok().filter(|pid| *pid != 0).ok_or(Errno::INVAL)?,
-                };
-                let exe = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(errno_of)?;
-                if shown.is_some_and(|fd| !pidfd::is_alive(fd)) {
-                    return Err(Errno::SRCH);
-                }
-                line::text(exe.as_os_str().as_bytes()).map(Given::one)
-            }
-            op::RULES if ask.number == 1 => host::xfrm_events().map(Given::one),
-            op::RULES => kernel::rules().map(Given::one),
-            op::CHAINS => {
-                if self.nf_tables.is_none() {
-                    self.nf_tables = Some(kernel::questions()?);
-                }
-                let found = kernel::has_chains(self.nf_tables.as_mut().ok_or(Errno::IO)?)?;
-                Ok(Given::number(found.into()))
-            }
-            op::HOST => self.host.has(fd()?).map(Given::number),
-            op::PROGRAMS => {
-                let cgroup = fd()?;
-                // (The program that announces this host is the broker's own.)
-                let ours = |kind: &u32| *kind == SOCK_OPS && self.announcer.is_some();
-                let mut kinds = (0..u64::BITS).filter(|kind| ask.number >> kind & 1 != 0 && !ours(kind));
-                let found = kinds
-                    .try_fold(0, |found: u32, kind| kernel::programs(cgroup, kind).map(|n| found.saturating_add(n)));
-                found.map(|n| Given::number(n.into())).ok_or(Errno::PERM)
-            }
-            op::STEER => {
-                let control = *fds.get(1).ok_or(Errno::BADF)?;
-                let request = serde_json::from_slice(&line::read(fd()?)?).map_err(|_| Errno::INVAL)?;
-                // The sender of the request, and the process that has connected.
-                let sends = fds.get(2).is_none_or(|sender| pidfd::may_administer(*sender));
-                if self.user_of(control)? != 0 || !sends || !has_administrator(control)? {
-                    return Err(Errno::PERM);
-                }
-                Given::json(&self.steers.steer(request, control))
-            }
-            op::STEER_ALSO => {
-                let what = serde_json::from_slice(&line::read(fd()?)?).map_err(|_| Errno::INVAL)?;
-                if let (steer::Also::Begin, Some((file, again))) = (&what, self.steer_file.take()) {
-                    self.steers.take_over(&file, self.netns, again);
-                }
-                Given::json(&self.steers.also(what))
-            }
-            _ => Err(Errno::INVAL),
+            Ask::Inode => descriptor::netns_inode(fd()?).map(Given::number).ok_or(Errno::PERM),
+            Ask::Exe { pid } => executable(pid, fds.first().copied()),
+            Ask::Xfrm => host::xfrm_events().map(Given::one),
+            Ask::Rules => kernel::rules().map(Given::one),
+            Ask::Chains => self.chains(),
+            Ask::Host => self.host.has(fd()?).map(Given::number),
+            Ask::Programs { kinds } => self.programs(fd()?, kinds),
+            Ask::Steer => self.steer(fd()?, second()?, fds.get(2).copied()),
+            Ask::SteerAlso => self.steer_also(fd()?),
         }
+    }
+
+    fn user(&mut self, control: BorrowedFd<'_>) -> Result<Given, Errno> {
+        let uid = self.user_of(control)?;
+        self.users.insert(uid);
+        Ok(Given::default())
+    }
+
+    fn shown_bound(&mut self, fd: BorrowedFd<'_>) -> Result<Given, Errno> {
+        let port = descriptor::bound_port(fd)?;
+        self.bound.insert(sockopt::socket_cookie(fd)?, (descriptor::netns_cookie(fd)?, port));
+        Ok(Given::default())
+    }
+
+    fn connection(&mut self, order: Order, netns: u64, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
+        let (mut order, place, is_taken) = self.checked(order, netns, fds)?;
+        // Then it gets other ports.
+        order.named &= !is_taken;
+        let fds = maker::connection(&order, place.as_ref().map(AsFd::as_fd))?;
+        Ok(Given { number: 0, fds: fds.into() })
+    }
+
+    fn dial(&mut self, order: Order, netns: u64, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
+        let (order, place, is_taken) = self.checked(order, netns, fds)?;
+        if is_taken {
+            return Err(Errno::PERM);
+        }
+        maker::dial(&order, place.as_ref().map(AsFd::as_fd)).map(Given::one)
+    }
+
+    fn selector(&self, group: u64, kept: bool) -> Result<Given, Errno> {
+        let pins = self.keep.as_ref().filter(|_| kept).and_then(|k| k.folder(group));
+        let parts = Parts::load(possible_cpus(), pins.as_deref()).map_err(|e| {
+            tracing::warn!("zones use the classic selector: {e}");
+            Errno::OPNOTSUPP
+        })?;
+        let Parts { program, sockets, slots, selections, balances, waker } = parts;
+        Ok(Given { number: 0, fds: vec![program, sockets, slots, selections, balances, waker] })
+    }
+
+    fn kept(&self) -> Result<&Keep, Errno> {
+        self.keep.as_ref().ok_or(Errno::NOENT)
+    }
+
+    fn closings(&mut self) -> Result<Given, Errno> {
+        if self.closings.is_none() {
+            self.closings = Some(Closings::start().map_err(|why| {
+                tracing::warn!(%why, "listeners that are closed in secret are noticed late");
+                Errno::OPNOTSUPP
+            })?);
+        }
+        let page = self.closings.as_ref().ok_or(Errno::OPNOTSUPP)?.page();
+        page.try_clone_to_owned().map_err(errno_of).map(Given::one)
+    }
+
+    fn pairs(&mut self) -> Result<Given, Errno> {
+        let parts = self.pairs.get_or_insert_with(record_pairs).get().ok_or(Errno::AGAIN)?;
+        let parts = parts.as_ref().ok_or(Errno::OPNOTSUPP)?.try_clone().map_err(|_| Errno::MFILE)?;
+        let pairs::Parts { peers, watched, ended, reasons } = parts;
+        Ok(Given { number: 0, fds: vec![peers, watched, ended, reasons] })
+    }
+
+    fn announced(&mut self) -> Result<Given, Errno> {
+        if self.announces.is_none() {
+            return Err(Errno::PERM);
+        }
+        match self.hosts() {
+            Ok(announce::Parts { sockets, hosts, reasons }) => {
+                Ok(Given { number: 0, fds: vec![sockets, hosts, reasons] })
+            }
+            Err(why) => Ok(Given { number: 1, fds: vec![line::text(why.to_string().as_bytes())?] }),
+        }
+    }
+
+    fn chains(&mut self) -> Result<Given, Errno> {
+        if self.nf_tables.is_none() {
+            self.nf_tables = Some(kernel::questions()?);
+        }
+        let found = kernel::has_chains(self.nf_tables.as_mut().ok_or(Errno::IO)?)?;
+        Ok(Given::number(found.into()))
+    }
+
+    fn programs(&self, cgroup: BorrowedFd<'_>, kinds: u64) -> Result<Given, Errno> {
+        // (The program that announces this host is the broker's own.)
+        let ours = |kind: &u32| *kind == SOCK_OPS && self.announcer.is_some();
+        let mut kinds = (0..u64::BITS).filter(|kind| kinds >> kind & 1 != 0 && !ours(kind));
+        let found =
+            kinds.try_fold(0, |found: u32, kind| kernel::programs(cgroup, kind).map(|n| found.saturating_add(n)));
+        found.map(|n| Given::number(n.into())).ok_or(Errno::PERM)
+    }
+
+    /// `sender`: of the request; `control`: the process that has connected.
+    fn steer(
+        &mut self,
+        text: BorrowedFd<'_>,
+        control: BorrowedFd<'_>,
+        sender: Option<BorrowedFd<'_>>,
+    ) -> Result<Given, Errno> {
+        let request = serde_json::from_slice(&line::read(text)?).map_err(|_| Errno::INVAL)?;
+        let sends = sender.is_none_or(pidfd::may_administer);
+        if self.user_of(control)? != 0 || !sends || !has_administrator(control)? {
+            return Err(Errno::PERM);
+        }
+        Given::json(&self.steers.steer(request, control))
+    }
+
+    fn steer_also(&mut self, text: BorrowedFd<'_>) -> Result<Given, Errno> {
+        let what = serde_json::from_slice(&line::read(text)?).map_err(|_| Errno::INVAL)?;
+        if let (steer::Also::Begin, Some((file, again))) = (&what, self.steer_file.take()) {
+            self.steers.take_over(&file, self.netns, again);
+        }
+        Given::json(&self.steers.also(what))
     }
 
     fn hosts(&mut self) -> fsocket_bpf::Result<announce::Parts> {
@@ -287,17 +311,21 @@ impl Rights {
     /// An order that what was shown allows: for users that are clients, to an address on which one of
     /// them has listened, from a port that is free or that of a socket that was shown. Where it is to
     /// be done, and whether another user listens on that address now.
-    fn checked(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(Order, Option<OwnedFd>, bool), Errno> {
-        let mut order = ask.order();
+    fn checked(
+        &mut self,
+        mut order: Order,
+        netns: u64,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Order, Option<OwnedFd>, bool), Errno> {
         let (client, server) = (&order.client, &order.server);
         if !self.users.contains(&client.uid) || !self.users.contains(&server.uid) {
             return Err(Errno::PERM);
         }
-        let at = |ip| self.listeners.0.get(&(ask.netns, server.port, ip));
+        let at = |ip| self.listeners.0.get(&(netns, server.port, ip));
         let owner = *at(server.ip).or_else(|| at(V4_ANY)).or_else(|| at(V6_ANY)).ok_or(Errno::PERM)?;
-        let place = match ask.netns == self.netns {
+        let place = match netns == self.netns {
             true => None,
-            false => Some(maker::namespace_of(*fds.first().ok_or(Errno::BADF)?, ask.netns)?),
+            false => Some(maker::namespace_of(*fds.first().ok_or(Errno::BADF)?, netns)?),
         };
         let whose = |diag: &mut Option<SockDiag>| diag.as_mut().and_then(|d| d.listener_of(&server.ip, server.port));
         let now = match &place {
@@ -305,7 +333,7 @@ impl Rights {
             Some(place) => maker::apart(Some(place.as_fd()), || Ok(whose(&mut SockDiag::new())))?,
         };
         let bound = order.holder.and_then(|cookie| self.bound.0.get(&cookie));
-        if bound != Some(&(ask.netns, client.port)) {
+        if bound != Some(&(netns, client.port)) {
             order.holder = None;
         }
         Ok((order, place, now.is_some_and(|uid| uid != owner)))
@@ -315,13 +343,8 @@ impl Rights {
         &mut self,
         global: BorrowedFd<'_>,
         control: BorrowedFd<'_>,
-        reservation: u64,
+        reservation: bool,
     ) -> Result<Given, Errno> {
-        let reservation = match reservation {
-            0 => false,
-            1 => true,
-            _ => return Err(Errno::INVAL),
-        };
         let uid = self.user_of(control)?;
         listening(global)?;
         let owner = rustix::fs::fstat(global)?.st_uid;
@@ -344,6 +367,20 @@ impl Rights {
         }
         Ok(Given::one(made))
     }
+}
+
+/// The executable of a process, which `shown` names, or else its number.
+fn executable(pid: u32, shown: Option<BorrowedFd<'_>>) -> Result<Given, Errno> {
+    let pid = match shown {
+        Some(fd) => pidfd::pid_of(fd).ok_or(Errno::INVAL)?,
+        None if pid == 0 => return Err(Errno::INVAL),
+        None => pid,
+    };
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(errno_of)?;
+    if shown.is_some_and(|fd| !pidfd::is_alive(fd)) {
+        return Err(Errno::SRCH);
+    }
+    line::text(exe.as_os_str().as_bytes()).map(Given::one)
 }
 
 /// Loads on a thread of its own: the first process of a container waits for the monitor meanwhile.

@@ -4,7 +4,7 @@
 //! holds (the socket's name, steered devices) is back in order when it has ended. The front dies with
 //! it by the kernel (PR_SET_PDEATHSIG); the broker ends when the front does.
 
-use super::line::{self, Ask, Given, Told};
+use super::line::{self, Given, RawAsk, Told};
 use super::rights::Rights;
 use super::Broker;
 use crate::endpoint::{Config, Endpoint};
@@ -89,14 +89,14 @@ impl Broker {
 
 /// Answers one request. False: nobody asks any more.
 fn serve(rights: &mut Rights, line: BorrowedFd<'_>) -> bool {
-    let Ok(Some((ask, fds))) = line::receive::<Ask>(line) else { return false };
+    let Ok(Some((ask, fds))) = line::receive::<RawAsk>(line) else { return false };
     // The front has each of them until it is answered: to close them here is never the last close.
     let done = fds.and_then(|fds| {
         let shown: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        rights.handle(&ask, &shown)
+        rights.handle(ask.ask()?, &shown)
     });
     if let Err(e) = &done {
-        tracing::debug!(op = ask.op, "refused: {e}");
+        tracing::debug!(?ask, "refused: {e}");
     }
     let error = done.as_ref().map_or_else(|e| e.raw_os_error() as u32, |_| 0);
     let Given { number, fds } = done.unwrap_or_default();
