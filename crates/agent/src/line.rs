@@ -1,7 +1,7 @@
 //! To the monitor ([`fsocket_proto::agent`]). (What the library says to it goes over a socket of the library's.)
 
 use anyhow::Context as _;
-use fsocket_proto::{kind, Msg, MSG_SIZE};
+use fsocket_proto::{request, Asks, Msg, MSG_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags};
@@ -22,6 +22,9 @@ pub struct Links {
     pub key: PathBuf,
 }
 
+/// The answer of the monitor or its refusal, and a descriptor.
+type Answered<R> = (Result<<R as Asks>::Answer, Errno>, Option<OwnedFd>);
+
 pub struct Line {
     pub fd: OwnedFd,
     /// Came while an answer was waited for.
@@ -35,34 +38,38 @@ impl Line {
         net::connect(&fd, &SocketAddrUnix::new(socket)?)
             .with_context(|| format!("no monitor at {}", socket.display()))?;
         let mut line = Line { fd, early: VecDeque::new(), seq: 0 };
-        let (answer, text) = line.ask(Msg::new(kind::AGENT))?;
-        match answer.result {
-            0 => {}
-            e if e == Errno::OPNOTSUPP.raw_os_error() => {
-                anyhow::bail!("the configuration of the monitor has no [hosts.rdma]")
-            }
-            e => anyhow::bail!("the monitor does not want an agent: {}", Errno::from_raw_os_error(e)),
-        }
+        let (answer, text) = match line.ask(request::Agent {})? {
+            (Ok(answer), text) => (answer, text),
+            (Err(Errno::OPNOTSUPP), _) => anyhow::bail!("the configuration of the monitor has no [hosts.rdma]"),
+            (Err(e), _) => anyhow::bail!("the monitor does not want an agent: {e}"),
+        };
         let text = text.context("the monitor's answer has no text")?;
-        let mut json = vec![0; answer.arg0 as usize];
+        let mut json = vec![0; answer.length as usize];
         rustix::io::pread(&text, &mut json, 0)?;
         Ok((line, serde_json::from_slice(&json)?))
     }
 
     /// # Errors
     /// The monitor is gone.
-    pub fn tell(&mut self, msg: &Msg) -> io::Result<()> {
-        net::send(&self.fd, msg.as_bytes(), SendFlags::NOSIGNAL)?;
+    pub fn tell(&mut self, msg: impl Into<Msg>) -> io::Result<()> {
+        net::send(&self.fd, msg.into().as_bytes(), SendFlags::NOSIGNAL)?;
         Ok(())
     }
 
     /// The answer, and its descriptor.
-    fn ask(&mut self, msg: Msg) -> io::Result<(Msg, Option<OwnedFd>)> {
+    fn ask<R: Asks>(&mut self, request: R) -> io::Result<Answered<R>> {
         self.seq += 1;
-        self.tell(&Msg { seq: self.seq, ..msg })?;
+        let request = Msg::from(request).numbered(self.seq);
+        self.tell(request)?;
         loop {
             match self.receive(RecvFlags::empty())? {
-                Some((answer, fd)) if answer.seq == self.seq && answer.kind == msg.kind => return Ok((answer, fd)),
+                Some((answer, fd)) if answer.answers(&request) => {
+                    let answer = match answer.refusal() {
+                        Some(errno) => Err(Errno::from_raw_os_error(errno)),
+                        None => answer.read().map_err(|_| Errno::PROTO),
+                    };
+                    return Ok((answer, fd));
+                }
                 Some((other, _)) => self.early.push_back(other),
                 None => {}
             }
@@ -73,8 +80,8 @@ impl Line {
     ///
     /// # Errors
     /// The monitor is gone.
-    pub fn request(&mut self, msg: Msg) -> io::Result<bool> {
-        Ok(self.ask(msg)?.0.result == 0)
+    pub fn request<R: Asks>(&mut self, request: R) -> io::Result<bool> {
+        Ok(self.ask(request)?.0.is_ok())
     }
 
     /// The next message of the monitor, if there is one.

@@ -7,7 +7,7 @@ use crate::opening::never_here;
 use crate::peer::LOST;
 use crate::state::*;
 use anyhow::Context as _;
-use fsocket_proto::{agent, Msg};
+use fsocket_proto::{notice, request, Message, Msg};
 use fsocket_rdma::agree::Role;
 use rustix::fd::AsFd;
 use std::net::IpAddr;
@@ -184,10 +184,9 @@ impl Agent {
                     IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                     IpAddr::V6(v6) => v6,
                 };
-                let addr = fsocket_proto::Addr { ip: ip.octets(), ..Default::default() };
                 let up = peer.shown;
                 let at = peer.at;
-                let known = self.line.request(Msg { arg0: up.into(), addr, ..Msg::new(agent::LINK) })?;
+                let known = self.line.request(request::Link { up, host: ip.octets() })?;
                 tracing::info!(peer = %at, up, known, "link");
                 if up && !known {
                     // The library has not reached the monitor in time: once more.
@@ -313,17 +312,16 @@ impl Agent {
 
     /// From the monitor.
     fn told(&mut self, msg: &Msg) -> anyhow::Result<()> {
-        match msg.kind {
-            agent::COUNTS => self.counts = [msg.arg0, msg.arg1],
-            agent::OPEN => {
-                let ends = agent::ends(msg);
+        match Message::decode(msg) {
+            Ok(Message::RemoteCounts(counts)) => self.counts = [counts.sent, counts.received],
+            Ok(Message::Open(notice::Open { wish, ends })) => {
                 let to = IpAddr::V6(ends[1].0.into()).to_canonical();
                 let number = self.peers.iter().position(|p| p.at.ip() == to && p.is_up());
                 let Some(number) = number else {
-                    self.line.tell(&Msg { id: msg.id, ..Msg::new(agent::REFUSE) })?;
+                    self.line.tell(request::Refuse { wish })?;
                     return Ok(());
                 };
-                let id = self.add(|id| Mirror::new(id, number, 0, Some(msg.id), None));
+                let id = self.add(|id| Mirror::new(id, number, 0, Some(wish), None));
                 let [a, b] = self.counts;
                 self.peers[number].say(Frame { what: what::OPEN, to: 0, from: id.into(), a, b, ends });
             }

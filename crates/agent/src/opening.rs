@@ -5,7 +5,7 @@ use crate::mirror::Mirror;
 use crate::peer::Peer;
 use crate::stand_in::StandIn;
 use crate::state::{Agent, MIRROR};
-use fsocket_proto::{agent, Msg};
+use fsocket_proto::{request, Ends};
 use rustix::fd::AsFd;
 use std::net::IpAddr;
 
@@ -43,11 +43,11 @@ impl Agent {
         Ok(())
     }
 
-    fn goes_over(&mut self, ends: agent::Ends, [sent, received]: [u64; 2]) -> anyhow::Result<Option<StandIn>> {
+    fn goes_over(&mut self, ends: Ends, [sent, received]: [u64; 2]) -> anyhow::Result<Option<StandIn>> {
         let Ok(stand_in) = self.maker.opening() else { return Ok(None) };
-        let named = |kind| Msg { id: stand_in.cookie, ..Msg::new(kind) };
-        self.line.tell(&Msg { arg0: sent, arg1: received, ..named(agent::COUNTS) })?;
-        let granted = self.line.request(agent::with_ends(named(agent::PAIR), ends))?;
+        let name = stand_in.cookie;
+        self.line.tell(request::RemoteCounts { name, sent, received })?;
+        let granted = self.line.request(request::Pair { name, ends })?;
         let over = granted && stand_in.open().is_some();
         tracing::debug!(granted, over, "a connection from another host");
         Ok(over.then_some(stand_in))
@@ -60,7 +60,7 @@ impl Agent {
         let stand_in = self.maker.accepting().ok().filter(|_| self.peers[number].is_up());
         let taken = match &stand_in {
             Some(s) => {
-                self.line.tell(&Msg { id: wish, arg0: s.cookie, ..Msg::new(agent::TAKE) })?;
+                self.line.tell(request::Take { wish, cookie: s.cookie, sent: 0, received: 0 })?;
                 s.taken().is_some()
             }
             None => false,
@@ -69,7 +69,7 @@ impl Agent {
         let Some(stand_in) = stand_in.filter(|_| taken) else {
             never_here(&mut self.peers[number], from);
             self.drop_half(id);
-            self.line.tell(&Msg { id: wish, ..Msg::new(agent::REFUSE) })?;
+            self.line.tell(request::Refuse { wish })?;
             return Ok(());
         };
         self.watch(id, &stand_in)?;
@@ -92,7 +92,7 @@ impl Agent {
     /// It has not gone over there.
     pub fn refuse(&mut self, id: u32) -> anyhow::Result<()> {
         if let Some(wish) = self.drop_half(id) {
-            self.line.tell(&Msg { id: wish, ..Msg::new(agent::REFUSE) })?;
+            self.line.tell(request::Refuse { wish })?;
         }
         Ok(())
     }

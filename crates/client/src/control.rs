@@ -2,7 +2,7 @@
 
 use anyhow::{anyhow, bail, Context, Result};
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, operate, paths, steer, Msg, MSG_SIZE};
+use fsocket_proto::{answer, operate, paths, request, steer, Asks, Msg, MSG_SIZE};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs;
@@ -37,7 +37,7 @@ pub fn probe(path: &Path) -> std::result::Result<Option<u32>, Errno> {
 /// Waits until a monitor answers, at most so long: one that has just started listens before it can serve.
 pub fn await_answer(path: &Path, limit: Duration) {
     let Ok(socket) = connect(path, SocketFlags::NONBLOCK) else { return };
-    let ask = Msg { seq: 1, arg2: 1, ..Msg::new(kind::REPORT) };
+    let ask = Msg::from(request::Report { reset: false, brief: true }).numbered(1);
     if let (Ok(_), Ok(limit)) = (net::send(&socket, ask.as_bytes(), SendFlags::NOSIGNAL), limit.try_into()) {
         let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit));
     }
@@ -72,14 +72,15 @@ pub fn private_path() -> PathBuf {
 /// Does the monitor speak our version of the protocol? EPROTO: another one.
 pub fn greet(path: &Path) -> std::result::Result<(), Errno> {
     let socket = connect(path, SocketFlags::empty())?;
-    let pid = u64::from(std::process::id());
+    let pid = std::process::id();
     // (The monitor wants a name, which no other process of this family has: there is none.)
-    let hello = Msg { id: pid, seq: 1, arg0: pid, arg1: fsocket_abi::VERSION.into(), ..Msg::new(kind::HELLO) };
+    let (nonce, version) = (pid.into(), fsocket_abi::VERSION.into());
+    let hello = Msg::from(request::Hello { nonce, pid, version, rights: 0, name: [0; 16], off: false }).numbered(1);
     net::send(&socket, hello.as_bytes(), SendFlags::NOSIGNAL)?;
     loop {
         match receive(&socket) {
-            Ok((answer, _)) if answer.kind == kind::HELLO && answer.seq == hello.seq => {
-                return if answer.result == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(answer.result)) };
+            Ok((answer, _)) if answer.answers(&hello) => {
+                return answer.refusal().map_or(Ok(()), |errno| Err(Errno::from_raw_os_error(errno)));
             }
             Ok(_) => {}
             // A message of another size: it does not speak our language at all.
@@ -124,7 +125,7 @@ pub fn find() -> Result<PathBuf> {
 
 /// Asks the monitor what there is.
 pub fn report(path: &Path) -> Result<Report> {
-    report_with(path, Msg::new(kind::REPORT))
+    report_with(path, request::Report { reset: false, brief: false })
 }
 
 /// What this user's private monitor said when it ended, and how long ago that was.
@@ -143,42 +144,53 @@ pub fn last_report() -> Result<(Duration, Report)> {
 
 /// As [`report`], without the list of connections.
 pub fn brief_report(path: &Path) -> Result<Report> {
-    report_with(path, Msg { arg2: 1, ..Msg::new(kind::REPORT) })
+    report_with(path, request::Report { reset: false, brief: true })
 }
 
 /// As [`report`]; the counters of zones are zero afterwards.
 pub fn report_and_reset(path: &Path) -> Result<Report> {
-    report_with(path, Msg { arg1: 1, ..Msg::new(kind::REPORT) })
+    report_with(path, request::Report { reset: true, brief: false })
 }
 
-fn report_with(path: &Path, request: Msg) -> Result<Report> {
-    let text = ask(path, request, None)?;
+fn report_with(path: &Path, request: request::Report) -> Result<Report> {
+    let text = ask(path, request, None, |a: answer::Report| a.length)?;
     serde_json::from_slice(&text).context("malformed report")
 }
 
 /// Has the monitor steer a device, or says what is steered.
 pub fn steer(path: &Path, request: &steer::Request) -> Result<steer::Answer> {
-    ask_json(path, kind::STEER, request)
+    ask_json(path, |length| request::Steer { length }, |a: answer::Steer| a.length, request)
 }
 
 /// Has the monitor switch processes off or on.
 pub fn operate(path: &Path, request: &operate::Request) -> Result<operate::Answer> {
-    ask_json(path, kind::OPERATE, request)
+    ask_json(path, |length| request::Operate { length }, |a: answer::Operate| a.length, request)
 }
 
-fn ask_json<A: serde::de::DeserializeOwned>(path: &Path, what: u32, request: &impl serde::Serialize) -> Result<A> {
-    let json = serde_json::to_vec(request)?;
+/// A request with a text of some length, and an answer with one.
+fn ask_json<R: Asks, A: serde::de::DeserializeOwned>(
+    path: &Path,
+    of_length: impl FnOnce(u64) -> R,
+    length_of: impl Fn(R::Answer) -> u64,
+    text: &impl serde::Serialize,
+) -> Result<A> {
+    let json = serde_json::to_vec(text)?;
     let fd = fs::memfd_create("fastsocket-request", fs::MemfdFlags::CLOEXEC | fs::MemfdFlags::ALLOW_SEALING)?;
     std::fs::File::from(fd.try_clone()?).write_all(&json)?;
     fs::fcntl_add_seals(&fd, fs::SealFlags::SHRINK | fs::SealFlags::GROW | fs::SealFlags::WRITE)?;
-    let text = ask(path, Msg { arg0: json.len() as u64, ..Msg::new(what) }, Some(&fd))?;
+    let text = ask(path, of_length(json.len() as u64), Some(&fd), length_of)?;
     serde_json::from_slice(&text).context("malformed answer")
 }
 
 /// A request that is answered by a memfd; what is in it.
-fn ask(path: &Path, mut request: Msg, attach: Option<&OwnedFd>) -> Result<Vec<u8>> {
+fn ask<R: Asks>(
+    path: &Path,
+    request: R,
+    attach: Option<&OwnedFd>,
+    length_of: impl Fn(R::Answer) -> u64,
+) -> Result<Vec<u8>> {
     let socket = connect(path, SocketFlags::empty()).with_context(|| format!("monitor {}", path.display()))?;
-    request.seq = 1;
+    let request = Into::<Msg>::into(request).numbered(1);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = net::SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = attach.iter().map(|fd| fd.as_fd()).collect();
@@ -188,17 +200,18 @@ fn ask(path: &Path, mut request: Msg, attach: Option<&OwnedFd>) -> Result<Vec<u8
     net::sendmsg(&socket, &[std::io::IoSlice::new(request.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
     loop {
         let (answer, fd) = receive(&socket).context("no answer from the monitor")?;
-        if answer.kind != request.kind || answer.seq != request.seq {
+        if !answer.answers(&request) {
             continue;
         }
-        if answer.result != 0 {
-            return Err(std::io::Error::from_raw_os_error(answer.result)).context("the monitor refuses");
+        if let Some(errno) = answer.refusal() {
+            return Err(std::io::Error::from_raw_os_error(errno)).context("the monitor refuses");
         }
+        let length = answer.read().map(&length_of).map_err(|_| anyhow!("malformed answer"))?;
         let file = std::fs::File::from(fd.context("answer without a descriptor")?);
-        if answer.arg0 > REPORT_LIMIT {
-            bail!("answer of {} bytes", answer.arg0);
+        if length > REPORT_LIMIT {
+            bail!("answer of {length} bytes");
         }
-        let mut text = vec![0; answer.arg0 as usize];
+        let mut text = vec![0; length as usize];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).context("cannot read the answer")?;
         return Ok(text);
     }

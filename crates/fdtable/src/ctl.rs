@@ -5,7 +5,7 @@ use crate::upcalls::upcalls;
 use crate::{arena, process, registry};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_proto::registry::Registry;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{request as msg, Asks, Msg, Payload};
 use fsocket_sys::{self as sys, Errno, Result};
 
 mod find;
@@ -52,14 +52,24 @@ pub fn notice() {
 }
 
 /// A request with an answer. The second value is a descriptor that came along.
-pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
+#[inline]
+pub fn request<R: Asks>(request: R, attach: Option<i32>) -> Result<(R::Answer, Option<i32>)> {
+    let (answer, got) = exchange(request.into(), attach)?;
+    // (A monitor that answers something else is none.)
+    answer.read().map(|answer| (answer, got)).map_err(|_| {
+        close_opt(got);
+        Errno::EIO
+    })
+}
+
+fn exchange(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if dead() {
         return Err(Errno::EIO);
     }
     let mut seq = LOCK.lock().map_err(|_| Errno::EAGAIN)?;
     let now = sys::now_ns();
     // A monitor that was just found must hear what the one before it knew, also if it is slow at its start.
-    let short = has_another_way(m.kind) && now.saturating_sub(FOUND_AT.load(Ordering::Relaxed)) > PATIENCE;
+    let short = has_another_way(&m) && now.saturating_sub(FOUND_AT.load(Ordering::Relaxed)) > PATIENCE;
     let silent = SILENT.load(Ordering::Relaxed);
     if silent != 0 && now.saturating_sub(silent) < SILENCE {
         return Err(Errno::EIO);
@@ -69,7 +79,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     }
     let limit = now + if short { patience() } else { long_patience() };
     *seq = seq.wrapping_add(1);
-    m.seq = *seq | 1 << 31;
+    let m = m.numbered(*seq | 1 << 31);
     if let Err(e) = send(&m, attach, limit) {
         if e == Errno::EAGAIN {
             is_late(short);
@@ -78,11 +88,11 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     }
     loop {
         match receive(0) {
-            Ok((a, got)) if a.seq == m.seq && a.kind == m.kind => {
+            Ok((a, got)) if a.answers(&m) => {
                 in_time();
-                if a.result != 0 {
+                if let Some(errno) = a.refusal() {
                     close_opt(got);
-                    return Err(Errno::new(a.result));
+                    return Err(Errno::new(errno));
                 }
                 return Ok((a, got));
             }
@@ -93,7 +103,8 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
                 is_late(short);
                 // It will be the monitor's listener for a moment, and this process would not serve it. If
                 // not even that can be said, and nothing else ends by it, this process has gone for it.
-                if m.kind == kind::LISTEN && !tell(Msg::new(kind::UNLISTEN), attach) && (upcalls().shares_nothing)() {
+                let shown = msg::Unlisten { listener: 0, for_all: false };
+                if m.is::<msg::Listen>() && !tell(shown, attach) && (upcalls().shares_nothing)() {
                     leave();
                 }
                 return Err(Errno::EIO);
@@ -108,27 +119,24 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
 }
 
 /// Can the program do what is asked for as if there were no monitor?
-fn has_another_way(what: u32) -> bool {
-    use kind::{
-        BALANCE, CLONE, CONNECT, GROUP, IN_USE, LISTEN, LOCAL, MEET, OFFER, OPTIONS, PORTS, UPGRADE, WAITING, WORKER,
-    };
-    matches!(
-        what,
-        CONNECT
-            | IN_USE
-            | LISTEN
-            | WORKER
-            | PORTS
-            | CLONE
-            | GROUP
-            | LOCAL
-            | BALANCE
-            | WAITING
-            | MEET
-            | OFFER
-            | UPGRADE
-            | OPTIONS
-    )
+fn has_another_way(m: &Msg) -> bool {
+    const THOSE: [u32; 14] = [
+        msg::Connect::KIND,
+        msg::InUse::KIND,
+        msg::Listen::KIND,
+        msg::Worker::KIND,
+        msg::Ports::KIND,
+        msg::Clone::KIND,
+        msg::Group::KIND,
+        msg::Local::KIND,
+        msg::Balance::KIND,
+        msg::Waiting::KIND,
+        msg::Meet::KIND,
+        msg::Offer::KIND,
+        msg::Upgrade::KIND,
+        msg::Options::KIND,
+    ];
+    THOSE.contains(&m.kind())
 }
 
 /// For the monitor this process ends. Its listeners are the kernel's from now on.
@@ -280,7 +288,7 @@ pub fn renew() -> bool {
     };
     // What follows before the monitor has read this says already who this process is.
     let _ = sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
-    let sent = tell(Msg::new(kind::RENEW), Some(theirs));
+    let sent = tell(msg::Renew {}, Some(theirs));
     let _ = sys::close(theirs);
     let own = process::high_fd(own);
     let old = fd();
@@ -309,7 +317,7 @@ pub fn announce(nonce: u64, successor: bool) -> Option<i32> {
     let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
     // What the child sends before the monitor has read this says already who the child is.
     let _ = sys::setsockopt(monitor, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
-    let sent = tell(Msg { id: nonce, arg0: successor.into(), ..Msg::new(kind::ADOPT) }, Some(monitor));
+    let sent = tell(msg::Adopt { nonce, successor }, Some(monitor));
     let _ = sys::close(monitor);
     if !sent {
         let _ = sys::close(child);

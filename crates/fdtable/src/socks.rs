@@ -4,7 +4,7 @@ use crate::arena::{header, note, ARENA, FAILED, FREE, KEPT, LOCK, MAPPED};
 use crate::{ctl, process, space, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{sock_state, Header, Sock, Stats, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF, STATS_OFF};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::request;
 use fsocket_sys as sys;
 
 /// Before an arena is tried again that could not be made, nanoseconds.
@@ -181,7 +181,5 @@ pub fn let_go(s: &Sock) -> bool {
 }
 
 fn announce(memfd: i32) -> bool {
-    let mut m = Msg::new(kind::ARENA);
-    m.arg0 = ARENA_SIZE as u64;
-    ctl::tell(m, Some(memfd))
+    ctl::tell(request::Arena { size: ARENA_SIZE as u64, inherited: false }, Some(memfd))
 }

@@ -6,12 +6,12 @@
 
 use crate::table::Desc;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use fsocket_proto::Msg;
+use fsocket_proto::Message;
 
 /// See the module's description.
 pub struct Upcalls {
     /// A message of the monitor's that was not an answer. True: its descriptor was kept.
-    pub message: fn(&Msg, Option<i32>) -> bool,
+    pub message: fn(Message, Option<i32>) -> bool,
     /// Does what messages have left to do where nothing is locked.
     pub settle: fn(),
     /// The monitor has died. True: another one is to be looked for.

@@ -10,7 +10,8 @@ use crate::{arena, ctl, epoll, listen, peers, process, route, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{ARENA_SIZE, FUTEX_OWNER_DIED};
 use fsocket_abi::channel::{CLIENT, SERVER};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::request;
+use fsocket_proto::values::Side;
 
 /// The monitor is this process's from now on. It knows the arenas, and the channels of which this process is
 /// the client; listeners and their channels follow.
@@ -50,8 +51,8 @@ pub fn announce() -> bool {
     }
     let mut known = true;
     for (fd, own) in arena::shown() {
-        let m = Msg { arg0: ARENA_SIZE as u64, arg1: (!own).into(), ..Msg::new(kind::ARENA) };
-        known &= fd.is_some_and(|fd| ctl::show(&m, fd)) || !own;
+        let arena = request::Arena { size: ARENA_SIZE as u64, inherited: !own };
+        known &= fd.is_some_and(|fd| ctl::show(arena, fd)) || !own;
     }
     known && of_side(CLIENT).all(attach)
 }
@@ -60,12 +61,11 @@ pub fn announce() -> bool {
 fn attach(c: &Chan) -> bool {
     let Some(fd) = c.kept.fd() else { return true };
     let side = c.my_side();
-    let m = Msg {
-        id: c.id.load(Ordering::Relaxed).into(),
-        arg0: side as u64,
-        arg1: c.listener.load(Ordering::Relaxed),
-        arg2: (side == CLIENT && opens(c)).into(),
-        ..Msg::new(kind::ATTACH)
+    let attach = request::Attach {
+        channel: c.id.load(Ordering::Relaxed),
+        side: Side(side),
+        listener: c.listener.load(Ordering::Relaxed),
+        opens: side == CLIENT && opens(c),
     };
-    ctl::show(&m, fd)
+    ctl::show(attach, fd)
 }

@@ -7,7 +7,7 @@ use crate::conn::{self, Hold};
 use crate::{ctl, listen, path, route, waker};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::{notice, request};
 
 /// The monitor hands us a channel of a listener we work for.
 pub fn serve(id: u32, listener: u64, fd: i32) {
@@ -63,13 +63,13 @@ pub fn forget_all() {
 
 /// The monitor passes on that a peer has rung. If the thread that it is for sleeps, it gets
 /// a pipe after some times.
-pub fn woken(m: &Msg) {
-    let Some(b) = waker::at(m.id as usize) else { return };
-    b.note_rung(m.arg0 as u32);
+pub fn woken(notice::Woken { waker, channel, waiter, ringer }: notice::Woken) {
+    let Some(b) = waker::at(waker.into()) else { return };
+    b.note_rung(channel.unwrap_or(0));
     b.ring_self();
-    let Some((side, _)) = waiter::unpack(m.arg1).filter(|_| m.arg2 != 0) else { return };
-    if by_id(m.arg0 as u32, side).is_some() && b.wants_pipe(m.arg2) {
-        let _ = ctl::tell(Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER) }, None);
+    let (Some(channel), Some(ringer)) = (channel, ringer) else { return };
+    if by_id(channel, waiter.side).is_some() && b.wants_pipe(ringer) {
+        let _ = ctl::tell(request::Waker { waker, channel, waiter, ringer }, None);
     }
 }
 
@@ -101,7 +101,7 @@ fn end(c: &'static Chan) {
         }
     }
     if how == TO_BE_ENDED {
-        let _ = ctl::tell(Msg { id: c.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::BROKEN) }, None);
+        let _ = ctl::tell(request::Broken { channel: c.id.load(Ordering::Relaxed) }, None);
     }
     c.unmap_if_unused();
 }

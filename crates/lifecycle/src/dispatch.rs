@@ -7,7 +7,7 @@ use crate::{
     waker, zone,
 };
 use fsocket_abi::channel::CLIENT;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::Message;
 
 static UPCALLS: Upcalls = Upcalls {
     message,
@@ -41,48 +41,49 @@ pub fn connect() {
 }
 
 /// From the monitor. It may come in the middle of anything, with locks held.
-fn message(m: &Msg, got: Option<i32>) -> bool {
-    match m.kind {
-        // Too late for the connection that asked, but not for the next one.
-        kind::CONNECT | kind::MEET if m.result == 0 && chan::by_id(m.id as u32, CLIENT).is_none() => {
-            if let Some(c) = got.and_then(|fd| chan::map(m.id as u32, m.arg0, CLIENT, fd)) {
-                c.first_ports(m.addr.port);
-            }
-        }
-        kind::CHANNEL_SRV => {
-            if let Some(fd) = got {
-                channels::serve(m.id as u32, m.arg0, fd);
-            }
-        }
+fn message(m: Message, got: Option<i32>) -> bool {
+    match m {
+        Message::Connect(a) => came_late(a.channel, a.listener, a.first_port, got),
+        Message::Meet(a) => came_late(a.channel, a.listener, a.first_port, got),
+        Message::ChannelSrv(m) => got.into_iter().for_each(|fd| channels::serve(m.channel, m.listener, fd)),
         // The answer came too late for whoever waited for it.
-        kind::WORKER if m.result == 0 => listen::joined_late(m.id, m.arg0),
-        kind::WOKEN => channels::woken(m),
-        kind::WAKER_READ => return got.is_some_and(|fd| waker::hear(m, fd)),
-        kind::WAKER_WRITE => return got.is_some_and(|fd| chan::pipe(m, fd)),
-        kind::PEER => {
+        Message::Worker(a) => listen::joined_late(a.listener, a.number.into()),
+        Message::Woken(m) => channels::woken(m),
+        Message::WakerRead(m) => return got.is_some_and(|fd| waker::hear(m, fd)),
+        Message::WakerWrite(m) => return got.is_some_and(|fd| chan::pipe(m, fd)),
+        Message::Peer(m) => {
             if let Some(fd) = got {
-                zone::balance::came(m.id, m.arg0, fd);
+                zone::balance::came(m.group, m.place.into(), fd);
                 return true;
             }
         }
-        kind::PEER_GONE => zone::balance::went(m.id, m.arg0),
-        kind::WAKE_HINT => zone::balance::wake_hint(m.id),
-        kind::LOOK => zone::watch::look(m.id),
-        kind::TRANSFER => pidfd_transfer::asked(m),
-        kind::TO_KERNEL => operator::told(m.arg0 == 1),
-        kind::TRANSFERRED => pidfd_transfer::done(m.id),
-        kind::WATCHED => {
-            chan::whole(m.id as u32);
+        Message::PeerGone(m) => zone::balance::went(m.group, m.place.into()),
+        Message::WakeHint(m) => zone::balance::wake_hint(m.group),
+        Message::Look(m) => zone::watch::look(m.group),
+        Message::Transfer(m) => pidfd_transfer::asked(m),
+        Message::ToKernel(m) => operator::told(m.off),
+        Message::Transferred(m) => pidfd_transfer::done(m.number),
+        Message::Watched(m) => {
+            chan::whole(m.channel);
             route::clear();
             peers::leave_to_monitor();
         }
-        kind::CHANNEL_GONE => channels::gone(m.id as u32, m.arg0 != 0),
-        kind::OTHER_RIGHTS => listen::wanted_by_others(m.id),
-        kind::UNTAKEN => listen::untaken(m.id),
-        kind::UPGRADE_SRV => return got.is_some_and(|fd| upgrade::asked(m, fd)),
+        Message::ChannelGone(m) => channels::gone(m.channel, m.broken),
+        Message::OtherRights(m) => listen::wanted_by_others(m.listener),
+        Message::Untaken(m) => listen::untaken(m.listener),
+        Message::UpgradeSrv(m) => return got.is_some_and(|fd| upgrade::asked(m, fd)),
         _ => {}
     }
     false
+}
+
+/// Too late for the connection that asked, but not for the next one.
+fn came_late(channel: u32, listener: u64, first_port: u16, got: Option<i32>) {
+    if let (None, Some(fd)) = (chan::by_id(channel, CLIENT), got) {
+        if let Some(c) = chan::map(channel, listener, CLIENT, fd) {
+            c.first_ports(first_port);
+        }
+    }
 }
 
 fn settle() {

@@ -19,7 +19,7 @@ use crate::table::{self, Desc, Kind, DESCS};
 use crate::{ctl, epoll, listen, pool, probe, process, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Reason;
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_sys as sys;
 
 pub use actions::{as_we_know_them, fd_survives, Actions};
@@ -253,10 +253,7 @@ fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     }
     for d in descs().filter(|d| inheritable(d, to)) {
         if let Some(l) = listen::of(d) {
-            let mut m = Msg::new(msg::KEEP);
-            m.id = nonce;
-            m.arg0 = l.id.load(Ordering::Relaxed);
-            ctl::tell(m, None);
+            ctl::tell(request::Keep { nonce, listener: l.id.load(Ordering::Relaxed) }, None);
         } else if stage::of(d) == Path::Shm {
             leave_conn(d, nonce);
         }

@@ -7,7 +7,8 @@ use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, unho
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{sock_state, Header, Reason, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::values::{Side, Unpublishing};
+use fsocket_proto::{answer, request};
 use fsocket_sys as sys;
 
 mod descriptors;
@@ -84,7 +85,7 @@ fn take_over_all(successor: bool) {
             table::done_with(d);
         }
     }
-    let _ = ctl::request(Msg::new(msg::SETTLED), None);
+    let _ = ctl::request(request::Settled {}, None);
     if worked {
         // In its place, so that connections keep their order.
         listen::join_all();
@@ -99,12 +100,10 @@ fn take_over_all(successor: bool) {
 /// This program accepts from the kernel's queue, so new connections go there, whichever other process
 /// holds the listener: one that does not accept would keep them from us.
 fn leave_listener(fd: i32) {
-    let Ok((listener, _)) = ctl::request(Msg::new(msg::LISTEN), Some(fd)) else { return };
-    for what in [msg::UNPUBLISH, msg::UNLISTEN] {
-        let mut m = Msg::new(what);
-        m.id = listener.id;
-        let _ = ctl::request(m, None);
-    }
+    let shown = request::Listen { held_elsewhere: false };
+    let Ok((answer::Listen { listener, .. }, _)) = ctl::request(shown, Some(fd)) else { return };
+    let _ = ctl::request(request::Unpublish { listener, how: Unpublishing::ForGood }, None);
+    let _ = ctl::request(request::Unlisten { listener, for_all: false }, None);
 }
 
 /// `elsewhere`: of a program without the library, which may keep them. True: the program before this one was
@@ -125,9 +124,7 @@ fn descs() -> impl Iterator<Item = &'static Desc> {
 
 /// The `i`-th inherited arena, mapped for good.
 fn arena(i: usize) -> Option<*mut u8> {
-    let mut m = Msg::new(msg::INHERITED_ARENA);
-    m.id = i as u64;
-    let (_, fd) = ctl::request(m, None).ok()?;
+    let (_, fd) = ctl::request(request::InheritedArena { index: i as u64 }, None).ok()?;
     let fd = fd?;
     let base = sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0);
     let keep = |kept: &crate::memory_fd::Kept| kept.keep(process::high(), || process::high_copy(fd));
@@ -183,12 +180,9 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
         return None;
     }
     let c = chan::by_id(id, side).or_else(|| {
-        let mut m = Msg::new(msg::CHANNEL_HANDLE);
-        m.id = id as u64;
-        m.arg0 = side as u64;
-        let (a, fd) = ctl::request(m, None).ok()?;
+        let (a, fd) = ctl::request(request::ChannelHandle { channel: id, side: Side(side) }, None).ok()?;
         let fd = fd?;
-        let c = chan::map(id, a.arg0, side, fd);
+        let c = chan::map(id, a.listener, side, fd);
         let _ = sys::close(fd);
         // Its slots are for others to give out; a worker's becomes whole again
         // when the monitor hands it over.

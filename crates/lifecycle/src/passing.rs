@@ -11,7 +11,7 @@ use crate::table::{self, Desc, Kind};
 use crate::{close, epoll, inherit, listen, path, pool, socks, upgrade};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
-use fsocket_proto::{passed, unpublish};
+use fsocket_proto::values::{Passing, Unpublishing};
 use fsocket_sys::{Errno, Result};
 
 /// `fd` goes to another process: what goes with it must be the real thing. False: it is not, the connection stays
@@ -39,7 +39,7 @@ fn share_connection(fd: i32, d: &'static Desc) -> bool {
     let shared = socks::is_shared(d.sock());
     if d.is_server() {
         if let Some(c) = chan::of(d) {
-            listen::unpublish_id(c.listener.load(Ordering::Relaxed), unpublish::FOR_GOOD);
+            listen::unpublish_id(c.listener.load(Ordering::Relaxed), Unpublishing::ForGood);
         }
     }
     // Its client may go over again, to where it is served.
@@ -49,7 +49,7 @@ fn share_connection(fd: i32, d: &'static Desc) -> bool {
     if is_kernels && !is_watched {
         upgrade::sent(fd);
         if let Some(d) = table::lookup(fd).filter(|_| shared) {
-            upgrade::tell(d, passed::SHARED);
+            upgrade::tell(d, Passing::Shared);
         }
     }
     is_kernels
@@ -93,7 +93,7 @@ pub unsafe fn passing(m: *const libc::msghdr) -> Result<()> {
 pub unsafe fn kept(m: *const libc::msghdr) {
     let kept = |fd| {
         if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Kernel) {
-            upgrade::tell(d, passed::NOT_SENT);
+            upgrade::tell(d, Passing::NotSent);
         }
     };
     // SAFETY: the caller's.

@@ -11,7 +11,7 @@ use crate::signals::Held;
 use crate::{close, ctl, inspect, passing, pool, process, stats, successor};
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::{answer, request};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// How long the taker waits for the holder, and how often it looks, nanoseconds.
@@ -46,7 +46,8 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
         let _ = close::duplicated(target, fd);
         return Ok(fd);
     }
-    let named = Msg { arg0: target as u32 as u64, arg1: pid.unwrap_or(0).max(0) as u64, ..Msg::new(msg::TRANSFER) };
+    let pid = pid.unwrap_or(0).max(0) as u32;
+    let named = request::Transfer { number: 0, descriptor: target as u32, pid, shown: false };
     let deadline = sys::now_ns().saturating_add(PATIENCE_NS);
     let mut asking = Asking::default();
     let mut looks = 0;
@@ -83,10 +84,12 @@ struct Asking(Option<&'static AtomicU64>);
 
 impl Asking {
     /// Names the process to the monitor, and shows it what this one has got from there. False: it does not help.
-    fn ask(&mut self, named: Msg, pidfd: i32, got: i32) -> bool {
+    fn ask(&mut self, named: request::Transfer, pidfd: i32, got: i32) -> bool {
         ctl::wanted();
-        let show =
-            |number: u64| ctl::request(Msg { id: number, arg2: 1, ..Msg::new(msg::TRANSFER) }, Some(got)).map(drop);
+        let show = |number| {
+            let shown = request::Transfer { number, descriptor: 0, pid: 0, shown: true };
+            ctl::request(shown, Some(got)).map(drop)
+        };
         if let Some(place) = self.0 {
             // (ENOENT: it has been answered, or there is another monitor.)
             return match show(place.load(Ordering::Acquire)) {
@@ -95,7 +98,7 @@ impl Asking {
             };
         }
         let Ok((answer, _)) = ctl::request(named, Some(pidfd)) else { return false };
-        let number = answer.id;
+        let number = answer.number;
         let free = |t: &&AtomicU64| t.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         self.0 = TAKES.iter().find(free);
         self.0.is_some() && show(number).is_ok()
@@ -129,9 +132,9 @@ type Asked = (i32, u64, u64);
 static ASKED: Mailbox<Asked, REQUESTS> = Mailbox::new();
 
 /// Somebody takes a descriptor of this process. Done when nothing is locked.
-pub fn asked(m: &Msg) {
+pub fn asked(m: answer::Transfer) {
     // The taker asks again.
-    let _ = ASKED.note((m.arg0 as i32, m.arg1, m.id));
+    let _ = ASKED.note((m.descriptor as i32, m.cookie, m.number));
     ctl::defer();
 }
 
@@ -145,13 +148,13 @@ pub fn done(number: u64) {
 /// Where nothing is locked.
 #[inline]
 pub fn answer() {
-    ASKED.answer(|(fd, cookie, id)| {
+    ASKED.answer(|(fd, cookie, number)| {
         // (The taker has shown that it may take it. What is not the same socket was never in its hands.)
         if successor::cookie(fd) == Some(cookie) {
             let _held = Held::all();
             passing::passed(fd);
         }
-        ctl::tell(Msg { id, ..Msg::new(msg::TRANSFERRED) }, None);
+        ctl::tell(request::Transferred { number }, None);
     });
 }
 

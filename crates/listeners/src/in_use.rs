@@ -4,7 +4,7 @@
 use crate::{ctl, inspect, name};
 use core::sync::atomic::Ordering;
 use fsocket_proto::registry::Registry;
-use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_proto::{request, Addr};
 use fsocket_sys::{Errno, Result};
 
 /// A fresh socket of that family is about to be bound.
@@ -16,7 +16,7 @@ pub fn before_bind(fd: i32, addr: &Addr) -> Result<()> {
     if addr.port < 1024 {
         return Ok(());
     }
-    ask(fd, *addr, addr.port, 0, |reg, port| {
+    ask(fd, *addr, addr.port, false, |reg, port| {
         reg.served[port].load(Ordering::Relaxed) != 0 || reg.owner[port].load(Ordering::Relaxed) != 0
     })
 }
@@ -30,15 +30,15 @@ pub fn before_connect(fd: i32, dst: &Addr) -> Result<()> {
     let Some(here) = inspect::bound_address(fd).filter(|here| name::same_version(&here.ip, &dst.ip)) else {
         return Ok(());
     };
-    ask(fd, *dst, here.port, 1, |reg, port| reg.owner[port].load(Ordering::Relaxed) != 0)
+    ask(fd, *dst, here.port, true, |reg, port| reg.owner[port].load(Ordering::Relaxed) != 0)
 }
 
-fn ask(fd: i32, addr: Addr, port: u16, how: u64, may_be: impl Fn(&Registry, usize) -> bool) -> Result<()> {
+fn ask(fd: i32, addr: Addr, port: u16, connects: bool, may_be: impl Fn(&Registry, usize) -> bool) -> Result<()> {
     ctl::wanted();
     if ctl::dead() || !ctl::registry().is_some_and(|reg| may_be(reg, port.into())) {
         return Ok(());
     }
-    match ctl::request(Msg { addr, arg0: how, ..Msg::new(msg::IN_USE) }, Some(fd)) {
+    match ctl::request(request::InUse { addr, connects }, Some(fd)) {
         Err(e @ (Errno::EADDRINUSE | Errno::EADDRNOTAVAIL)) => Err(e),
         _ => Ok(()),
     }

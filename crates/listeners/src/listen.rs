@@ -13,7 +13,8 @@ use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::WORKERS;
-use fsocket_proto::{kind as msg, worker, Addr, Msg};
+use fsocket_proto::values::{Unpublishing, Work};
+use fsocket_proto::{answer, request, Addr};
 use fsocket_sync::arrivals::Arrivals;
 use fsocket_sys::{self as sys, Errno};
 
@@ -53,7 +54,7 @@ pub struct Listener {
     pub any: AtomicBool,
     /// A process with other rights accepts there, too: what waits is to go to the kernel.
     wanted_by_others: AtomicBool,
-    /// Connections are in the kernel's queue that were in ours before, and new ones go there. See [`msg::UNTAKEN`].
+    /// Connections are in the kernel's queue that were in ours before, and new ones go there. See [`fsocket_proto::notice::Untaken`].
     untaken: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
@@ -129,19 +130,19 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         return Err(Reason::Resource);
     }
     let addr = inspect::bound_address(fd).ok_or(Reason::Option)?;
-    let m = match ctl::request(shown(d), Some(fd)) {
-        Ok((m, _)) => m,
+    let answer::Listen { listener, worked } = match ctl::request(shown(d), Some(fd)) {
+        Ok((answer, _)) => answer,
         // It is shown to the one that comes, under the number that it will have then.
         Err(_) if ctl::may_come() => {
             stats::fall_back(ctl::why_none());
-            Msg { id: crate::successor::cookie(fd).ok_or(Reason::Resource)?, ..Msg::new(msg::LISTEN) }
+            answer::Listen { listener: crate::successor::cookie(fd).ok_or(Reason::Resource)?, worked: false }
         }
         Err(Errno::EIO) => return Err(ctl::why_none()),
         Err(_) => return Err(Reason::Resource),
     };
     let (i, l) = (0..MAX)
         .map_while(|i| Some((i, LISTENERS.make(i).filter(|_| i < NEAR || PLACES.make(i - NEAR).is_some())?)))
-        .find(|(_, l)| l.id.compare_exchange(0, m.id, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+        .find(|(_, l)| l.id.compare_exchange(0, listener, Ordering::AcqRel, Ordering::Relaxed).is_ok())
         .ok_or(Reason::Resource)?;
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
@@ -158,14 +159,12 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     d.listen(i as u32);
     stats::count(Counter::Listen);
     (watcher().became_listener)(d);
-    Ok(m.arg0 != 0)
+    Ok(worked)
 }
 
 /// What the monitor is told of a listener that it is shown.
-fn shown(d: &Desc) -> Msg {
-    let mut m = Msg::new(msg::LISTEN);
-    m.arg0 = d.listening().is_held_elsewhere().into();
-    m
+fn shown(d: &Desc) -> request::Listen {
+    request::Listen { held_elsewhere: d.listening().is_held_elsewhere() }
 }
 
 /// A socket listens that is the kernel's alone. Where one of ours has the same port it may be nearer to
@@ -175,7 +174,7 @@ pub fn came_beside(fd: i32) {
     let Some(addr) = inspect::bound_address(fd) else { return };
     let n = (crate::route::volatile(&reg.entries) as usize).min(fsocket_proto::registry::ENTRIES);
     if reg.entry.iter().take(n).any(|e| crate::route::volatile(&e.addr).port == addr.port) {
-        ctl::tell(Msg { addr, ..Msg::new(msg::NEARER) }, None);
+        ctl::tell(request::Nearer { addr }, None);
     }
 }
 
@@ -257,9 +256,7 @@ pub fn shut(d: &Desc) {
 fn ended(d: &Desc, for_all: bool) {
     if let Some(l) = of(d) {
         let id = l.id.load(Ordering::Relaxed);
-        let mut m = Msg::new(msg::UNLISTEN);
-        m.id = id;
-        m.arg0 = for_all.into();
+        let m = request::Unlisten { listener: id, for_all };
         // With an answer: what waits in our queues is reset when `close` returns. A forked child that has no
         // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
         // Nor does one that reads messages of the monitor (`give_up`).
@@ -292,16 +289,14 @@ pub fn any_exec_prepared() -> bool {
 }
 
 /// `how`: of [`fsocket_proto::unpublish`]. True: done, and no connection comes to its queues from here on.
-pub fn unpublish_id(id: u64, how: u64) -> bool {
+pub fn unpublish_id(id: u64, how: Unpublishing) -> bool {
     show_inherited();
-    let mut m = Msg::new(msg::UNPUBLISH);
-    m.id = id;
-    m.arg0 = how;
+    let m = request::Unpublish { listener: id, how };
     let desc = used().find(|l| l.id.load(Ordering::Acquire) == id).and_then(Listener::desc);
     id != 0 && ctl::request(m, desc.and_then(crate::table::fd_of)).is_ok()
 }
 
-/// Connections to listener `id` waited in its queues for too long ([`msg::UNTAKEN`]).
+/// Connections to listener `id` waited in its queues for too long ([`fsocket_proto::notice::Untaken`]).
 pub fn untaken(id: u64) {
     for l in used().filter(|l| l.id.load(Ordering::Acquire) == id) {
         l.untaken.store(true, Ordering::Release);
@@ -424,8 +419,8 @@ pub fn announce_again() {
         let (Some(l), Some(fd)) = (of(d), crate::table::fd_of(d)) else { continue };
         // (One that it refuses is the kernel's alone from now on; what waits in its queues is accepted.)
         let Ok((m, _)) = ctl::request(shown(d), Some(fd)) else { continue };
-        if l.id.swap(m.id, Ordering::AcqRel) != m.id {
-            l.chans().for_each(|c| c.listener.store(m.id, Ordering::Relaxed));
+        if l.id.swap(m.listener, Ordering::AcqRel) != m.listener {
+            l.chans().for_each(|c| c.listener.store(m.listener, Ordering::Relaxed));
         }
     }
 }
@@ -490,14 +485,15 @@ impl Listener {
             self.joins.store(ctl::may_come(), Ordering::Relaxed);
             return;
         }
-        let mut m = Msg::new(msg::WORKER);
-        m.id = self.id.load(Ordering::Relaxed);
-        m.arg0 = before.into();
-        m.arg1 = if leaves { worker::LEAVES } else { worker::LOOKS };
-        let w = match ctl::request(m, None) {
-            Ok((a, _)) if (a.arg0 as usize) < WORKERS => {
-                self.untaken.store(a.arg1 != 0, Ordering::Relaxed);
-                a.arg0 as u32 + 1
+        let join = request::Worker {
+            listener: self.id.load(Ordering::Relaxed),
+            number: before.checked_sub(1),
+            work: if leaves { Work::Leaves } else { Work::Looks },
+        };
+        let w = match ctl::request(join, None) {
+            Ok((a, _)) if (a.number as usize) < WORKERS => {
+                self.untaken.store(a.untaken, Ordering::Relaxed);
+                a.number + 1
             }
             // EPERM, EACCES: it gets no channels, and has nothing to steal from.
             Ok(_) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES) => WORKERS as u32 + 1,
@@ -533,9 +529,8 @@ impl Listener {
         // A connection that has come there meanwhile is older than those that come here.
         self.since_kernel.store(u32::MAX, Ordering::Relaxed);
         let (id, number) = (self.id.load(Ordering::Relaxed), self.worker.load(Ordering::Relaxed));
-        let answer =
-            ctl::request(Msg { id, arg0: number.into(), arg1: worker::ACCEPTS, ..Msg::new(msg::WORKER) }, None);
-        let still = answer.map_or(true, |(a, _)| a.arg1 != 0);
+        let accepts = request::Worker { listener: id, number: number.checked_sub(1), work: Work::Accepts };
+        let still = ctl::request(accepts, None).map_or(true, |(a, _)| a.untaken);
         self.untaken.store(still && self.id.load(Ordering::Relaxed) == id, Ordering::Relaxed);
     }
 

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::registry::Registry;
-use fsocket_proto::{kind, Addr, Msg, ODD, ROUTE_SECS};
+use fsocket_proto::{request, Addr, ODD, ROUTE_SECS};
 use fsocket_sys as sys;
 
 mod best;
@@ -312,10 +312,8 @@ struct Granted {
 
 /// Under the lock. `identity`: as of [`For::identity`].
 fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted, Reason> {
-    let mut m = Msg::new(kind::CONNECT);
-    m.addr = *dst;
-    m.arg0 = full as u64;
-    m.arg1 = identity.unwrap_or(ODD);
+    let full = Some(full).filter(|channel| *channel != 0);
+    let connect = request::Connect { to: *dst, full, identity: identity.unwrap_or(ODD) };
     // The monitor wants an unused socket, or one that is connected; one that the program has bound
     // is neither.
     let bound = crate::inspect::bound_address(fd).is_some_and(|a| a.port != 0 || !name::is_any(&a.ip));
@@ -328,7 +326,7 @@ fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted,
         Some(Ok(other)) => other,
         None => fd,
     };
-    let answer = ctl::request(m, Some(shown));
+    let answer = ctl::request(connect, Some(shown));
     if shown != fd {
         let _ = sys::close(shown);
     }
@@ -352,12 +350,11 @@ fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted,
         Err(sys::Errno::EIO) => return Err(ctl::why_none()),
         Err(_) => return Err(Reason::Resource),
     };
-    let proved = a.addr.family != 0;
-    if proved {
+    if a.proved {
         met_policy();
     }
-    match channel_of(&a, memfd) {
-        Some(c) if usable(c) => Ok(Granted { chan: c, closings: a.addr.v6only, proved }),
+    match channel_of(a.channel, a.listener, a.first_port, memfd) {
+        Some(c) if usable(c) => Ok(Granted { chan: c, closings: a.closings, proved: a.proved }),
         Some(_) => Err(Reason::NoListener),
         None => Err(Reason::Resource),
     }
@@ -371,10 +368,10 @@ fn met_policy() {
 }
 
 /// The channel that an answer of the monitor's names; its memory comes with the first.
-fn channel_of(a: &Msg, memfd: Option<i32>) -> Option<&'static Chan> {
-    let c = match (chan::by_id(a.id as u32, CLIENT), memfd) {
+fn channel_of(id: u32, listener: u64, first_port: u16, memfd: Option<i32>) -> Option<&'static Chan> {
+    let c = match (chan::by_id(id, CLIENT), memfd) {
         (Some(c), _) => Some(c),
-        (None, Some(fd)) => chan::map(a.id as u32, a.arg0, CLIENT, fd).inspect(|c| c.first_ports(a.addr.port)),
+        (None, Some(fd)) => chan::map(id, listener, CLIENT, fd).inspect(|c| c.first_ports(first_port)),
         (None, None) => None,
     };
     if let Some(fd) = memfd {
@@ -399,13 +396,11 @@ pub fn has_listener(addr: &Addr, fd: i32) -> bool {
 /// in this one, where another process has received it since.
 ///
 /// # Errors
-/// As of [`kind::MEET`].
+/// As of [`request::Meet`].
 pub fn meet(fd: i32, dst: &Addr, here: bool) -> sys::Result<&'static Chan> {
     let _asking = ASKING.lock().map_err(|_| sys::Errno::EAGAIN)?;
-    let mut m = Msg::new(kind::MEET);
-    m.arg1 = here.into();
-    let (a, memfd) = ctl::request(m, Some(fd))?;
-    let c = channel_of(&a, memfd).filter(|c| usable(c)).ok_or(sys::Errno::ENOENT)?;
+    let (a, memfd) = ctl::request(request::Meet { here }, Some(fd))?;
+    let c = channel_of(a.channel, a.listener, a.first_port, memfd).filter(|c| usable(c)).ok_or(sys::Errno::ENOENT)?;
     if !here {
         met::note(dst, c);
     }

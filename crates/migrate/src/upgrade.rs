@@ -22,8 +22,8 @@ use crate::{ctl, lately, name, process, registry, route};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
-use fsocket_proto::passed as what;
-use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_proto::values::Passing;
+use fsocket_proto::{request, Addr};
 use fsocket_runtime::brief;
 use fsocket_runtime::making;
 use fsocket_sync::handover::Entry;
@@ -239,7 +239,7 @@ fn weight(d: &Desc, call: Call) -> u32 {
 /// It is used in a way that the kernel alone can do, or by another process as well.
 pub fn give_up(d: &Desc) {
     d.kernel().set_ticket(0);
-    tell(d, what::SHARED);
+    tell(d, Passing::Shared);
     forbid(d);
 }
 
@@ -347,13 +347,11 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     worth::tried(fd, d, early == Ok(true));
     if !opener {
-        let mut m = Msg::new(msg::OFFER);
-        m.id = key(d);
-        m.arg0 = d.kernel().is_across().into();
-        m.arg1 = is_passed(d).into();
+        let across = d.kernel().is_across();
+        let offer = request::Offer { name: key(d), across, received: is_passed(d) };
         // With an answer: until the monitor has read it the message holds the socket, and a close
         // of the program's would not end the connection.
-        match ctl::request(m, Some(fd)) {
+        match ctl::request(offer, Some(fd)) {
             // The monitor keeps it until the opener asks, or there are very many of this process's.
             Ok(_) => {
                 let times = if tries == 0 { 16 } else { longer };

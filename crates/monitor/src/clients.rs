@@ -1,9 +1,10 @@
 //! Connected processes and what waits to be sent to them.
 
-use crate::{wire, ConnId, FamilyId};
+use crate::{wire, ChannelId, ConnId, FamilyId};
 pub use client::Client;
 use fsocket_abi::channel::KEY_WAKER;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::values::Waiter;
+use fsocket_proto::{notice, Payload};
 pub use queue::Outgoing;
 use queue::{By, Cause};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -30,6 +31,9 @@ impl std::fmt::Display for Name<'_> {
     }
 }
 
+/// The waiter that is rung, and the process that rings; none: the monitor itself.
+type How = (Waiter, Option<ConnId>);
+
 /// All clients. A client that must go is only noted in `doomed`, because its
 /// end touches everything else; the event loop does that in between.
 pub struct Clients {
@@ -42,9 +46,9 @@ pub struct Clients {
     pub send_again: Option<Instant>,
     /// Processes by their part of a [`waker_key`](fsocket_abi::channel::waker_key).
     by_key: HashMap<u64, Vec<ConnId>>,
-    /// To be woken: process and waker, and what WOKEN says besides. Noted while other things are
+    /// To be woken: process, waker and channel, and what [`notice::Woken`] says besides. Noted while other things are
     /// borrowed, sent by [`Self::send_wakes`].
-    wakes: RefCell<BTreeMap<(ConnId, u8, u64), [u64; 2]>>,
+    wakes: RefCell<BTreeMap<(ConnId, u8, ChannelId), How>>,
 }
 
 impl Clients {
@@ -135,8 +139,8 @@ impl Clients {
     }
 
     /// Sends what says how things are: of each thing once, whoever has changed it, and however often.
-    pub fn notify(&mut self, id: ConnId, msg: Msg) {
-        self.queue(id, Outgoing { msg, fd: None, unasked: true }, Cause::State);
+    pub fn notify(&mut self, id: ConnId, notice: impl Payload) {
+        self.queue(id, Outgoing::of(notice), Cause::State);
     }
 
     /// Sends what another process causes. False: that one has sent too much that this one has not read, and is refused.
@@ -186,8 +190,8 @@ impl Clients {
             match wire::send(client.fd.as_fd(), &next.msg, next.fd.as_ref().map(|fd| fd.as_fd())) {
                 Ok(()) => {
                     unasked |= next.unasked;
-                    if next.msg.kind == kind::WOKEN {
-                        client.woken.remove(&(next.msg.id as u8, next.msg.arg0));
+                    if let Ok(woken) = next.msg.read::<notice::Woken>() {
+                        client.woken.remove(&(woken.waker, woken.channel));
                     }
                     client.out.pop();
                 }
@@ -244,12 +248,11 @@ impl Clients {
         owners.iter().copied().find(|id| self.all.get(id).is_some_and(|c| fits(c.family)))
     }
 
-    /// The thread with this key is to be woken, if its family `fits`. `how`: the arguments of WOKEN.
-    pub fn wake(&self, key: u64, fits: impl Fn(FamilyId) -> bool, how: [u64; 3]) {
+    /// The thread with this key is to be woken, if its family `fits`.
+    pub fn wake(&self, key: u64, fits: impl Fn(FamilyId) -> bool, channel: ChannelId, how: (Waiter, Option<ConnId>)) {
         let waker = ((key & KEY_WAKER) as u8).checked_sub(1);
         if let (Some(waker), Some(id)) = (waker, self.by_key(key, fits)) {
-            let [channel, arg1, arg2] = how;
-            self.wakes.borrow_mut().entry((id, waker, channel)).or_insert([arg1, arg2]);
+            self.wakes.borrow_mut().entry((id, waker, channel)).or_insert(how);
         }
     }
 
@@ -260,19 +263,21 @@ impl Clients {
         processes.iter().filter_map(of).for_each(|arena| arena.tell_news(index));
     }
 
-    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker and channel, and not many with
+    /// Sends [`notice::Woken`] to those that [`Self::wake`] has named. One message for each waker and channel, and not many with
     /// the name of a channel, however often they are rung while their process does not read.
     pub fn send_wakes(&mut self) {
         const NAMED: usize = 16;
         const NAMED_IN_ALL: usize = 128;
-        for ((id, waker, channel), [arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
+        for ((id, waker, channel), (waiter, ringer)) in std::mem::take(self.wakes.get_mut()) {
             let Some(client) = self.all.get_mut(&id) else { continue };
-            let waits = client.woken.range((waker, 0)..=(waker, u64::MAX)).count();
-            let (arg0, arg1, arg2) =
-                if waits < NAMED && client.woken.len() < NAMED_IN_ALL { (channel, arg1, arg2) } else { (0, 0, 0) };
-            if client.woken.insert((waker, arg0)) {
-                let msg = Msg { id: u64::from(waker), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
-                self.notify(id, msg);
+            let waits = client.woken.range((waker, None)..=(waker, Some(ChannelId::MAX))).count();
+            let named = notice::Woken { waker, channel: Some(channel), waiter, ringer };
+            let woken = match waits < NAMED && client.woken.len() < NAMED_IN_ALL {
+                true => named,
+                false => notice::Woken { channel: None, waiter: Waiter::default(), ringer: None, ..named },
+            };
+            if client.woken.insert((waker, woken.channel)) {
+                self.notify(id, woken);
             }
         }
     }

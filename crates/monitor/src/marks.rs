@@ -1,4 +1,4 @@
-//! How often a process may mark a listener ([`fsocket_proto::kind::BRIEF`]): each change has all libraries look
+//! How often a process may mark a listener ([`fsocket_proto::request::Brief`]): each change has all libraries look
 //! through the registry.
 
 use std::time::{Duration, Instant};

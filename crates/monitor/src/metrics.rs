@@ -12,7 +12,7 @@ use crate::endpoint::StartError;
 use crate::foreign::ForeignFd;
 use crate::wire::{self, Received};
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{answer, request, Msg};
 use http::{Answer, Connection, Step};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -150,20 +150,21 @@ impl Server {
 
     fn report(&mut self) -> Option<Report> {
         self.seq = self.seq.wrapping_add(1);
-        let ask = Msg { seq: self.seq, arg2: 1, ..Msg::new(kind::REPORT) };
+        let ask = Msg::from(request::Report { reset: false, brief: true }).numbered(self.seq);
         wire::send(self.line.as_fd(), &ask, None).ok()?;
         let end = Instant::now() + PATIENCE;
         loop {
             let left = end.checked_duration_since(Instant::now())?;
             let _ = poll(&mut [PollFd::new(&self.line, PollFlags::IN)], Some(&timespec(left)));
             match wire::receive(self.line.as_fd()) {
-                Received::Message(msg, fd) if msg.seq == self.seq && msg.result == 0 => {
-                    let mut text = vec![0; usize::try_from(msg.arg0).ok()?];
+                Received::Message(msg, fd) if msg.answers(&ask) && msg.refusal().is_none() => {
+                    let answer = msg.read::<answer::Report>().ok()?;
+                    let mut text = vec![0; usize::try_from(answer.length).ok()?];
                     let file = std::fs::File::from(fd?);
                     std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).ok()?;
                     return serde_json::from_slice(&text).ok();
                 }
-                Received::Message(msg, _) if msg.seq != self.seq => {}
+                Received::Message(msg, _) if !msg.answers(&ask) => {}
                 Received::Nothing => {}
                 _ => return None,
             }

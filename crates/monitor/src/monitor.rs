@@ -272,7 +272,7 @@ impl Monitor {
         self.ctx.policy.sender = sender;
         let handled = match received {
             Received::Message(msg, fd) => {
-                tracing::trace!(process = %self.ctx.clients.name(id), kind = msg.kind, seq = msg.seq, "request");
+                tracing::trace!(process = %self.ctx.clients.name(id), kind = msg.kind(), seq = msg.seq(), "request");
                 self.handle(id, msg, fd, from)
             }
             Received::Cut(msg) => self.refuse_cut(id, &msg),

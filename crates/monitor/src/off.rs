@@ -8,7 +8,7 @@ use crate::policy::cgroups::cgroup;
 use crate::policy::programs::{self, Program};
 use crate::policy::rules::{is_in_unit, Party};
 use crate::ConnId;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::notice;
 use std::path::Path;
 
 impl Context {
@@ -45,8 +45,7 @@ impl Context {
 
     /// Its library switches its connections, or lets them come back.
     pub fn tell_off(&mut self, id: ConnId, off: bool) {
-        let msg = Msg { arg0: off.into(), ..Msg::new(kind::TO_KERNEL) };
-        self.clients.notify(id, msg);
+        self.clients.notify(id, notice::ToKernel { off });
     }
 }
 

@@ -39,6 +39,7 @@ mod sweeping;
 pub mod switch;
 pub mod switched;
 pub mod taken;
+mod told;
 mod touches;
 pub mod transfers;
 mod untaken;

@@ -5,7 +5,7 @@
 
 use crate::ancillary::{self, Got, Sender};
 use crate::foreign::ForeignFd;
-use fsocket_proto::{Msg, MSG_SIZE, VERSION};
+use fsocket_proto::{Msg, MSG_SIZE};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -70,8 +70,8 @@ fn received<F>(fd: BorrowedFd<'_>, own: impl FnMut(OwnedFd) -> F) -> (Received<F
         return (Received::Malformed, None);
     }
     match Msg::read_from_bytes(&bytes[..MSG_SIZE]) {
-        Ok(msg) if msg.version == VERSION && is_cut => (Received::Cut(msg), sender),
-        Ok(msg) if msg.version == VERSION => (Received::Message(msg, fds.pop()), sender),
+        Ok(msg) if msg.is_of_our_version() && is_cut => (Received::Cut(msg), sender),
+        Ok(msg) if msg.is_of_our_version() => (Received::Message(msg, fds.pop()), sender),
         _ => (Received::Malformed, None),
     }
 }
@@ -101,6 +101,7 @@ pub fn send(fd: BorrowedFd<'_>, msg: &Msg, attach: Option<BorrowedFd<'_>>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fsocket_proto::request;
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     use std::os::fd::AsFd;
 
@@ -109,16 +110,17 @@ mod tests {
         let (a, b) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
-        send(a.as_fd(), &Msg::new(7), Some(null.as_fd())).unwrap();
-        send(a.as_fd(), &Msg::new(8), None).unwrap();
+        let (first, second) = (request::Rest { channel: 7 }, request::Settled {});
+        send(a.as_fd(), &first.into(), Some(null.as_fd())).unwrap();
+        send(a.as_fd(), &second.into(), None).unwrap();
         // SAFETY: the child makes system calls only, and ends; its limit is its own.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: as above.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
-            let cut = matches!(receive(b.as_fd()), Received::Cut(m) if m.kind == 7);
-            let next = matches!(receive(b.as_fd()), Received::Message(m, None) if m.kind == 8);
+            let cut = matches!(receive(b.as_fd()), Received::Cut(m) if m.is::<request::Rest>());
+            let next = matches!(receive(b.as_fd()), Received::Message(m, None) if m.is::<request::Settled>());
             // SAFETY: as above.
             unsafe { libc::_exit(i32::from(!cut) | i32::from(!next) << 1) };
         }

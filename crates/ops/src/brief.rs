@@ -8,7 +8,7 @@ use crate::table::{self, Desc, Kind, DESCS};
 use crate::{arena, ctl, upgrade};
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::arena::BRIEF_OFF;
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_runtime::brief as state;
 use fsocket_sys as sys;
 
@@ -48,8 +48,8 @@ pub fn before_fork() -> Option<&'static Desc> {
     }
     let learned = state::of(place, id).filter(|_| id != 0)?;
     if let Some(in_kernel) = learned.judge() {
-        let arg1 = state::secret_or(sys::getrandom_u64()).unwrap_or(0);
-        if ctl::tell(Msg { id, arg0: in_kernel.into(), arg1, ..Msg::new(msg::BRIEF) }, None) {
+        let secret = state::secret_or(sys::getrandom_u64()).unwrap_or(0);
+        if ctl::tell(request::Brief { listener: id, in_kernel, secret }, None) {
             learned.turn_to(in_kernel);
         }
     }

@@ -4,27 +4,6 @@
 //! whose one end it shows as it would show any connection that may go over to shared memory. The monitor has the stand-in
 //! go over in place of the other host's end.
 
-use crate::{Addr, Msg};
-
-/// To the monitor: an agent of the host with address `addr.ip` can be reached (`arg0` 1), or cannot (0). *Sync*: `result`
-/// ENOENT: no listener of this agent's is known, by which programs could reach it; EINVAL: the configuration does not
-/// name that host.
-pub const LINK: u32 = 85;
-/// From the monitor: a process wants its connection to such a host to go over. `id` names the wish; the connection's
-/// addresses ([`ends`]). [`COUNTS`] comes right before. An answer is [`TAKE`] or [`REFUSE`], or none.
-pub const OPEN: u32 = 86;
-/// Both ways, right before the message that it belongs to: what the end with `id` has sent (`arg0`) and received (`arg1`).
-pub const COUNTS: u32 = 87;
-/// To the monitor: the wish `id` is fulfilled by the stand-in whose socket has the number (SO_COOKIE) `arg0`, which has
-/// sent `arg1` and received `arg2` bytes. No answer.
-pub const TAKE: u32 = 88;
-/// To the monitor: the wish `id` is not fulfilled. No answer.
-pub const REFUSE: u32 = 89;
-/// To the monitor: the stand-in with the number `id` is to go over in place of the other host's end of a connection, whose
-/// addresses follow ([`ends`], as this host sees them); that end is at rest, as [`COUNTS`] has said. *Sync*: `result`
-/// ENOENT: nobody here has offered this host's end.
-pub const PAIR: u32 = 90;
-
 /// Level and name of the `getsockopt` by which the agent asks the library about a connection ([`Place`]).
 pub const SOCKOPT: (i32, i32) = (0x4653, 1);
 /// A connection over shared memory; what it is not, `getsockopt` refuses (ENOPROTOOPT).
@@ -58,27 +37,12 @@ impl Place {
 /// A connection's own address and its peer's, IPv4 in v4-mapped form.
 pub type Ends = [([u8; 16], u16); 2];
 
-/// Puts addresses into a message.
-pub fn with_ends(m: Msg, [own, peer]: Ends) -> Msg {
-    let ip = u128::from_le_bytes(peer.0);
-    let addr = Addr { ip: own.0, port: own.1, ..Addr::default() };
-    Msg { arg0: ip as u64, arg1: (ip >> 64) as u64, arg2: peer.1.into(), addr, ..m }
-}
-
-/// Out of it.
-pub fn ends(m: &Msg) -> Ends {
-    let ip = u128::from(m.arg0) | u128::from(m.arg1) << 64;
-    [(m.addr.ip, m.addr.port), (ip.to_le_bytes(), m.arg2 as u16)]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_places_come_back() {
-        let both = [([1; 16], 80), (core::array::from_fn(|i| i as u8), 65535)];
-        assert_eq!(ends(&with_ends(Msg::new(OPEN), both)), both);
+    fn a_place_comes_back() {
         let place = Place { draining: 1, closed: 2, unread: 1 << 40 };
         assert_eq!(Place::of(&place.bytes()), place);
     }

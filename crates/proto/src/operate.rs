@@ -1,4 +1,4 @@
-//! What `fastsocket off` and `on` ask of the monitor ([`crate::kind::OPERATE`]).
+//! Requests of `fastsocket off` and `on` to the monitor ([`crate::request::Operate`]).
 
 use serde::{Deserialize, Serialize};
 

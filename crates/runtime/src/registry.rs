@@ -7,7 +7,7 @@ use fsocket_sys as sys;
 
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Counts of listeners that have ended, by port; see [`kind::CLOSINGS`].
+/// Counts of listeners that have ended, by port; see [`fsocket_proto::notice::Closings`].
 static CLOSINGS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Changes when a socket with that port begins to listen, or stops, however it was closed; always 0 where
@@ -77,7 +77,7 @@ pub fn forget_closings() -> *mut u8 {
     CLOSINGS.swap(core::ptr::null_mut(), Ordering::AcqRel).cast()
 }
 
-/// Maps the counts of listeners that ended ([`fsocket_proto::kind::CLOSINGS`]).
+/// Maps the counts of listeners that ended ([`fsocket_proto::notice::Closings`]).
 pub fn map_closings(fd: i32) {
     if let Ok(p) = sys::mmap(fsocket_proto::CLOSINGS_SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
         CLOSINGS.store(p.cast(), Ordering::Release);

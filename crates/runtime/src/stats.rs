@@ -2,7 +2,8 @@
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason, Stats, COUNTERS};
-use fsocket_proto::{counted, kind, Msg};
+use fsocket_proto::values::Counted;
+use fsocket_proto::{request, Msg};
 use fsocket_sys as sys;
 use zerocopy::IntoBytes;
 
@@ -118,12 +119,11 @@ fn tell(monitor: i32) {
         if n == 0 {
             return;
         }
-        let mut words = [0; 4];
-        for (word, (counter, value)) in words.iter_mut().zip(&pairs[..n]) {
-            *word = counted::pack(*counter, *value);
+        let mut counts = [None; 4];
+        for (count, (counter, n)) in counts.iter_mut().zip(&pairs[..n]) {
+            *count = Some(Counted { counter: *counter, n: *n });
         }
-        let [id, arg0, arg1, arg2] = words;
-        let m = Msg { id, arg0, arg1, arg2, ..Msg::new(kind::COUNTED) };
+        let m = Msg::from(request::Counts { counts });
         // Nobody waits for that: what is not sent now is sent with the next.
         if sys::send_with_fd(monitor, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
             for (counter, value) in &pairs[..n] {

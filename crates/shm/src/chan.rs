@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, 
 use fsocket_abi::channel::{
     self, Header, SynQueue, Waiter, CLIENT, SEGMENTS, SLOTS, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
 };
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::{notice, request};
 use fsocket_ring::dispatch::Busy;
 use fsocket_ring::{syn, Hostile};
 use fsocket_sync::arrivals::Source;
@@ -192,9 +192,8 @@ pub fn spare_descriptors() -> bool {
 }
 
 /// The monitor hands us a pipe to a peer's thread. True: `fd` is ours.
-pub fn pipe(m: &Msg, fd: i32) -> bool {
-    let Some((side, w)) = waiter::unpack(m.arg1) else { return false };
-    by_id(m.arg0 as u32, 1 - side).is_some_and(|c| c.pipe_to(w, m.id, fd))
+pub fn pipe(m: notice::WakerWrite, fd: i32) -> bool {
+    by_id(m.channel, 1 - m.waiter.side).is_some_and(|c| c.pipe_to(m.waiter.number, m.key, fd))
 }
 
 /// No new connection of this process goes to that listener.
@@ -379,9 +378,7 @@ impl Chan {
         light_fence();
         let idle = &self.header().idle;
         if idle.load(Ordering::Relaxed) != 0 && idle.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {
-            let mut m = Msg::new(kind::ARRIVES);
-            m.id = self.id.load(Ordering::Relaxed) as u64;
-            let _ = ctl::tell(m, None);
+            let _ = ctl::tell(request::Arrives { channel: self.id.load(Ordering::Relaxed) }, None);
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::slab::{Slab, Slot};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::waker_key;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{notice, request};
 use fsocket_sync::atomic::{fence, AtomicU32};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys as sys;
@@ -330,18 +330,19 @@ impl Waker {
 }
 
 /// The pipe that was asked for, to be watched from now on. True: `fd` is ours.
-pub fn hear(m: &Msg, fd: i32) -> bool {
-    let Some(b) = at(m.id as usize).filter(|b| b.fd() >= 0) else { return false };
+pub fn hear(m: notice::WakerRead, fd: i32) -> bool {
+    let Some(b) = at(m.waker.into()).filter(|b| b.fd() >= 0) else { return false };
     let Some((i, p)) = HEARD.alloc() else { return false };
     let Some(fd) = process::spare_fd(fd) else {
         HEARD.free(i);
         return false;
     };
     p.waker.store(b.index() as u32, Ordering::Relaxed);
-    p.ringer.store(m.arg2, Ordering::Relaxed);
+    p.ringer.store(m.ringer, Ordering::Relaxed);
     p.times.store(0, Ordering::Relaxed);
     p.fd.store(fd + 1, Ordering::Release);
-    let ready = Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER_READY) };
+    let notice::WakerRead { waker, channel, waiter, ringer } = m;
+    let ready = request::WakerReady { waker, channel, waiter, ringer };
     if !put(b.fd(), fd, i as u64) || !ctl::tell(ready, None) {
         p.forget();
     }

@@ -7,7 +7,7 @@ use super::listener::{state, Asked, Zoned};
 use crate::{ctl, process};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::zone_accept;
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// After so many questions in vain there is one in [`SELDOM`] nanoseconds.
@@ -58,16 +58,12 @@ impl Zoned {
             return None;
         }
         let answer = match self.group.load(Ordering::Relaxed) != 0 || self.ask_group(fd, false).is_ok_and(|g| g.1) {
-            true => {
-                let mut m = Msg::new(msg::WAITING);
-                m.id = self.group.load(Ordering::Relaxed);
-                ctl::request(m, None)
-            }
+            true => ctl::request(request::Waiting { group: self.group.load(Ordering::Relaxed) }, None),
             false => Err(Errno::ENOENT),
         };
         self.asked.answered(answer.is_ok(), !matches!(answer, Ok(_) | Err(Errno::EAGAIN)));
-        let (m, socket) = answer.ok()?;
-        Some((process::high_fd(socket?), m.arg0 as u32))
+        let (answer, socket) = answer.ok()?;
+        Some((process::high_fd(socket?), answer.place))
     }
 
     /// A connection that waits for a worker. None: there is none, or this is one.

@@ -19,7 +19,7 @@ use super::listener::{close, used, Local, Zoned};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::balance::{Balance, Queue, BALANCE_SIZE, TRUST};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_sys::{self as sys, cpu};
 
 pub use peers::{came, went};
@@ -95,9 +95,8 @@ impl Zoned {
         if !process::balances() {
             return;
         }
-        let mut m = Msg::new(msg::BALANCE);
-        m.id = self.group.load(Ordering::Relaxed);
-        let Ok((_, Some(fd))) = ctl::request(m, None) else { return };
+        let ask = request::Balance { group: self.group.load(Ordering::Relaxed) };
+        let Ok((_, Some(fd))) = ctl::request(ask, None) else { return };
         if let Ok(p) = sys::mmap(BALANCE_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0) {
             self.peers.map.store(p as *mut Balance, Ordering::Release);
         }
@@ -147,7 +146,7 @@ impl Zoned {
     }
 }
 
-/// [`msg::WAKE_HINT`]: connections of a worker wait, and it does not look.
+/// [`fsocket_proto::notice::WakeHint`]: connections of a worker wait, and it does not look.
 pub fn wake_hint(group: u64) {
     for z in used().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.workers() {

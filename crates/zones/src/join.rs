@@ -8,7 +8,7 @@ use super::{cpu, page::Page};
 use crate::{ctl, process, socks, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_reuseport::classic;
 use fsocket_reuseport::listener::{self, reuse_port, Shape};
 use fsocket_reuseport::reservation::ReuseWindow;
@@ -221,7 +221,7 @@ impl Zoned {
     fn make_local(&self, fd: i32) -> Result<i32> {
         let shape = Shape::of(fd)?;
         let near = listener::in_namespace_of(fd);
-        let by_monitor = |e| match ctl::request(Msg::new(msg::CLONE), Some(fd)) {
+        let by_monitor = |e| match ctl::request(request::Clone { reservation: false }, Some(fd)) {
             Ok((_, Some(local))) => Ok(local),
             _ => Err(e),
         };
@@ -291,12 +291,13 @@ impl Zoned {
                 return Err(Errno::EAGAIN);
             }
         }
-        let mut m = Msg::new(msg::LOCAL);
-        m.id = self.group.load(Ordering::Relaxed);
-        m.arg0 = l.cpu.load(Ordering::Relaxed) as u64;
-        m.arg1 = l.sleeping.load(Ordering::Relaxed) as u64;
-        let (answer, _) = ctl::request(m, Some(l.fd()))?;
-        l.place.store(answer.arg0 as u32, Ordering::Relaxed);
+        let enter = request::Local {
+            group: self.group.load(Ordering::Relaxed),
+            cpu: Some(l.cpu.load(Ordering::Relaxed)),
+            on_trial: l.sleeping.load(Ordering::Relaxed),
+        };
+        let (answer, _) = ctl::request(enter, Some(l.fd()))?;
+        l.place.store(answer.place, Ordering::Relaxed);
         self.map_balance();
         Ok(())
     }
@@ -361,10 +362,7 @@ impl Zoned {
         if !page.any() || self.group.load(Ordering::Relaxed) == 0 && self.ask_group(fd, false).is_err() {
             return;
         }
-        let mut m = Msg::new(msg::SHUT);
-        m.id = self.group.load(Ordering::Relaxed);
-        m.arg0 = goes_on.into();
-        let _ = ctl::request(m, None);
+        let _ = ctl::request(request::Shut { group: self.group.load(Ordering::Relaxed), goes_on }, None);
     }
 
     /// Another process of the fork group has shut down the global listen socket. True: there are no local ones.

@@ -5,7 +5,7 @@ use super::page;
 use crate::{ctl, process};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_reuseport::listener::{reuse_port, Shape};
 use fsocket_reuseport::reservation::{self, ReuseWindow};
 use fsocket_sys::{self as sys, Errno};
@@ -66,9 +66,7 @@ impl Zoned {
         };
         own().or_else(|e| {
             // The monitor sets SO_REUSEPORT itself.
-            let mut m = Msg::new(msg::CLONE);
-            m.arg0 = 1;
-            match ctl::request(m, Some(fd)) {
+            match ctl::request(request::Clone { reservation: true }, Some(fd)) {
                 Ok((_, Some(reservation))) => Ok(reservation),
                 _ => Err(e),
             }

@@ -16,7 +16,7 @@ use crate::cow::Sparing;
 use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter, Reason};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::{answer, request};
 use fsocket_reuseport::classic;
 use fsocket_sys::{Errno, Result};
 
@@ -100,16 +100,14 @@ impl Zoned {
     /// Enters the monitor's group of `fd`, and has its program select there. The
     /// group's number, and whether it does.
     pub(super) fn ask_group(&self, fd: i32, shared: bool) -> Result<(u64, bool)> {
-        let mut m = Msg::new(msg::GROUP);
-        m.arg0 = shared.into();
-        let (m, program) = ctl::request(m, Some(fd))?;
-        let Some(program) = program else { return Ok((m.id, false)) };
+        let (answer::Group { group }, program) = ctl::request(request::Group { own: shared }, Some(fd))?;
+        let Some(program) = program else { return Ok((group, false)) };
         let attached = classic::attach_loaded(fd, program);
         let _ = fsocket_sys::close(program);
         attached?;
-        self.group.store(m.id, Ordering::Relaxed);
-        let _ = self.shared.address.compare_exchange(UNANNOUNCED, m.id, Ordering::Relaxed, Ordering::Relaxed);
-        Ok((m.id, true))
+        self.group.store(group, Ordering::Relaxed);
+        let _ = self.shared.address.compare_exchange(UNANNOUNCED, group, Ordering::Relaxed, Ordering::Relaxed);
+        Ok((group, true))
     }
 
     /// Enters the monitor's group of the program's own socket. While strangers are there
@@ -197,17 +195,18 @@ impl Zoned {
         if self.group.load(Ordering::Relaxed) == 0 {
             self.enter_own_group(fd).map_err(|_| Reason::ZoneShared)?;
         }
-        let mut m = Msg::new(msg::LOCAL);
-        m.id = self.group.load(Ordering::Relaxed);
-        m.arg0 = pinned.map_or(u64::MAX, u64::from);
-        let (answer, _) = ctl::request(m, Some(fd)).map_err(|_| Reason::ZoneResource)?;
-        let (place, cpu) = (answer.arg0 as u32, answer.arg1 as u32);
+        let (answer, _) = ctl::request(self.local(pinned), Some(fd)).map_err(|_| Reason::ZoneResource)?;
+        let answer::Local { place, cpu, .. } = answer;
         self.shared.cpu.store(cpu, Ordering::Relaxed);
         if pinned.is_none() && !cpu::pin_to(cpu) {
             self.tell_left(place, false);
             return Err(Reason::ZoneUnpinned);
         }
         Ok(place)
+    }
+
+    fn local(&self, cpu: Option<u32>) -> request::Local {
+        request::Local { group: self.group.load(Ordering::Relaxed), cpu, on_trial: false }
     }
 
     pub(super) fn leave_membership(&self) {
@@ -228,16 +227,12 @@ impl Zoned {
 
     /// [`Zoned::announce_again`] for it.
     pub(super) fn enter_again(&self, fd: i32) {
-        let mut m = Msg::new(msg::LOCAL);
-        m.arg0 = self.shared.cpu.load(Ordering::Relaxed).into();
-        let place = self.enter_own_group(fd).and_then(|()| {
-            m.id = self.group.load(Ordering::Relaxed);
-            ctl::request(m, Some(fd))
-        });
-        self.shared.place.store(place.as_ref().map_or(REFUSED, |(m, _)| m.arg0 as u32), Ordering::Release);
-        if let Ok((m, _)) = place {
+        let cpu = self.shared.cpu.load(Ordering::Relaxed);
+        let entered = self.enter_own_group(fd).and_then(|()| ctl::request(self.local(Some(cpu)), Some(fd)));
+        self.shared.place.store(entered.map_or(REFUSED, |(answer, _)| answer.place), Ordering::Release);
+        if let Ok((answer::Local { place, .. }, _)) = entered {
             self.map_balance_again();
-            self.share_member(fd, m.arg0 as u32, self.shared.worker.thread.load(Ordering::Relaxed));
+            self.share_member(fd, place, self.shared.worker.thread.load(Ordering::Relaxed));
         }
     }
 
@@ -309,9 +304,7 @@ impl Zoned {
     /// `wait`: until the monitor has closed its descriptor of the socket, so that the address
     /// is free when the program has closed the listener.
     pub(super) fn tell_left(&self, place: u32, wait: bool) {
-        let mut m = Msg::new(msg::LEFT);
-        m.id = self.group.load(Ordering::Relaxed);
-        m.arg0 = place.into();
+        let m = request::Left { group: self.group.load(Ordering::Relaxed), place };
         if !wait || matches!(ctl::request(m, None), Err(Errno::EAGAIN)) {
             let _ = ctl::tell(m, None);
         }

@@ -5,6 +5,7 @@
 //! | [`ring::ring`] | calls on a byte ring, and what its peer writes at each access of them |
 //! | [`syn::syn`] | calls on SYN queues, and what somebody writes into them |
 //! | [`readers::report`], [`readers::registry`], [`readers::settings`] | a report, a registry, a configuration file |
+//! | [`readers::packets`] | packets between library and monitor |
 //! | [`player::messages`] | messages with descriptors to a monitor, from two clients |
 //! | [`player::arena`] | the arena and the channel of a client that then ends |
 
@@ -23,6 +24,7 @@ pub const TARGETS: &[Target] = &[
     ("syn", syn::syn),
     ("report", readers::report),
     ("registry", readers::registry),
+    ("packets", readers::packets),
     #[cfg(feature = "monitor")]
     ("settings", readers::settings),
     #[cfg(feature = "monitor")]

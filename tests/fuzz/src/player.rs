@@ -10,7 +10,8 @@ use fsocket_abi::channel::{CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITER_OFF};
 use fsocket_monitor::memory::{memfd, Mapping};
 use fsocket_monitor::wire::{self, Received};
 use fsocket_monitor::{Config, Monitor};
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{notice, request, Addr, Payload};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -90,29 +91,32 @@ impl Client {
 
     fn hello(&mut self, nonce: u64) {
         let version = u64::from(fsocket_abi::VERSION);
-        self.tell(Msg { id: nonce, arg0: 1, arg1: version, ..Msg::new(kind::HELLO) }, None);
+        self.tell(Packet { id: nonce, arg0: 1, arg1: version, ..Packet::new(request::Hello::KIND) }, None);
     }
 
-    fn tell(&self, msg: Msg, fd: Option<&OwnedFd>) {
-        let _ = wire::send(self.fd.as_fd(), &msg, fd.map(AsFd::as_fd));
+    fn tell(&self, msg: Packet, fd: Option<&OwnedFd>) {
+        let _ = wire::send(self.fd.as_fd(), &msg.into(), fd.map(AsFd::as_fd));
     }
 
     /// Reads what there is.
     fn drain(&mut self) {
         while let Received::Message(msg, fd) = wire::receive(self.fd.as_fd()) {
+            let msg = Packet::from(msg);
             if self.ids.len() < 64 {
                 self.ids.extend([msg.id, msg.arg0]);
             }
-            if let (kind::CONNECT | kind::CHANNEL_SRV | kind::CHANNEL_HANDLE, Some(fd)) = (msg.kind, fd) {
+            if let (request::Connect::KIND | notice::ChannelSrv::KIND | request::ChannelHandle::KIND, Some(fd)) =
+                (msg.kind, fd)
+            {
                 self.channel = Some(fd);
             }
         }
     }
 
     /// Waits for the answer to a request.
-    fn ask(&mut self, msg: Msg, fd: Option<&OwnedFd>) -> Option<(Msg, Option<OwnedFd>)> {
+    fn ask(&mut self, msg: Packet, fd: Option<&OwnedFd>) -> Option<(Packet, Option<OwnedFd>)> {
         self.seq += 1;
-        self.tell(Msg { seq: self.seq, ..msg }, fd);
+        self.tell(Packet { seq: self.seq, ..msg }, fd);
         loop {
             let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
             let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
@@ -122,8 +126,8 @@ impl Client {
                 ready => assert!(ready.expect("poll") > 0, "no answer within {PATIENCE:?}"),
             }
             match wire::receive(self.fd.as_fd()) {
-                Received::Message(answer, fd) if answer.kind == msg.kind && answer.seq == self.seq => {
-                    return Some((answer, fd))
+                Received::Message(answer, fd) if answer.kind() == msg.kind && answer.seq() == self.seq => {
+                    return Some((answer.into(), fd))
                 }
                 Received::Message(..) | Received::Cut(_) | Received::Nothing => {}
                 Received::End | Received::Malformed => return None,
@@ -160,9 +164,9 @@ impl Honest {
     fn listen(server: &mut Client) -> (u64, Addr, TcpListener) {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let listening = socket.try_clone().expect("a descriptor").into();
-        let (answer, _) = server.ask(Msg::new(kind::LISTEN), Some(&listening)).expect("an answer");
+        let (answer, _) = server.ask(Packet::new(request::Listen::KIND), Some(&listening)).expect("an answer");
         assert_eq!(answer.result, 0);
-        server.ask(Msg { id: answer.id, ..Msg::new(kind::WORKER) }, None).expect("an answer");
+        server.ask(Packet { id: answer.id, ..Packet::new(request::Worker::KIND) }, None).expect("an answer");
         let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let port = socket.local_addr().expect("an address").port();
         (answer.id, Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 }, socket)
@@ -170,7 +174,7 @@ impl Honest {
 
     fn connect(&mut self) -> u64 {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-        let asked = Msg { addr: self.address, ..Msg::new(kind::CONNECT) };
+        let asked = Packet { addr: self.address, ..Packet::new(request::Connect::KIND) };
         let (answer, _) = self.client.ask(asked, Some(&socket)).expect("an answer");
         assert_eq!(answer.result, 0, "CONNECT is refused");
         assert_eq!(answer.arg0, self.listener);
@@ -180,7 +184,9 @@ impl Honest {
     /// As it was: the same channel, and both are answered.
     fn check(&mut self) {
         assert_eq!(self.connect(), self.channel, "the channel is another one");
-        self.server.ask(Msg { id: u64::MAX, ..Msg::new(kind::CHANNEL_HANDLE) }, None).expect("the server was dropped");
+        self.server
+            .ask(Packet { id: u64::MAX, ..Packet::new(request::ChannelHandle::KIND) }, None)
+            .expect("the server was dropped");
         self.server.drain();
         let _ = &self.socket;
     }
@@ -284,12 +290,12 @@ pub fn messages(data: &[u8]) {
                 let mut n = || number(&mut input, client, own);
                 let (id, arg0, arg1, arg2) = (n(), n(), n(), n());
                 let version = u64::from(fsocket_abi::VERSION);
-                let arg1 = if kind == kind::HELLO && arg1 != 1 { version } else { arg1 };
+                let arg1 = if kind == request::Hello::KIND && arg1 != 1 { version } else { arg1 };
                 let addr = Addr { port: own.address.port ^ u16::from(input.u8() & 1), ..own.address };
-                Msg { id, arg0, arg1, arg2, addr, seq: u32::from(input.u8()), ..Msg::new(kind) }
+                Packet { id, arg0, arg1, arg2, addr, seq: u32::from(input.u8()), ..Packet::new(kind) }
             };
             // What the monitor does with devices as root is not for this machine.
-            if msg.kind == kind::STEER {
+            if msg.kind == request::Steer::KIND {
                 continue;
             }
             let fd = descriptor(&mut input, &own.socket);
@@ -308,11 +314,11 @@ pub fn arena(data: &[u8]) {
         client.hello(input.u64() | 1 << 32 | 1);
         let Ok(fd) = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW) else { return };
         let Some(map) = label(&fd) else { return };
-        client.tell(Msg::new(kind::ARENA), Some(&fd));
+        client.tell(Packet::new(request::Arena::KIND), Some(&fd));
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-        let asked = Msg { addr: own.bait.1, ..Msg::new(kind::CONNECT) };
+        let asked = Packet { addr: own.bait.1, ..Packet::new(request::Connect::KIND) };
         let Some((answer, Some(memory))) = client.ask(asked, Some(&socket)) else {
-            own.server.tell(Msg { id: own.bait.0, ..Msg::new(kind::UNLISTEN) }, None);
+            own.server.tell(Packet { id: own.bait.0, ..Packet::new(request::Unlisten::KIND) }, None);
             own.bait = Honest::listen(&mut own.server);
             return own.check();
         };
@@ -340,10 +346,16 @@ pub fn arena(data: &[u8]) {
                 6 => channel.at::<AtomicU32>(SLOT_OFF + at % 1000 * 4).store(value as u32, Ordering::Relaxed),
                 _ => {
                     // Something makes the monitor look.
-                    let kinds =
-                        [kind::CHANNEL_HANDLE, kind::ARRIVES, kind::UNLISTEN, kind::PORTS, kind::SWITCH, kind::REPORT];
+                    let kinds = [
+                        request::ChannelHandle::KIND,
+                        request::Arrives::KIND,
+                        request::Unlisten::KIND,
+                        request::Ports::KIND,
+                        request::Switch::KIND,
+                        request::Report::KIND,
+                    ];
                     let kind = kinds[at % kinds.len()];
-                    client.tell(Msg { id: answer.id, arg0: value, seq: 9, ..Msg::new(kind) }, None);
+                    client.tell(Packet { id: answer.id, arg0: value, seq: 9, ..Packet::new(kind) }, None);
                 }
             }
         }

@@ -4,7 +4,8 @@ use crate::input::Input;
 use fsocket_lifecycle::route;
 use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
 use fsocket_proto::report::Report;
-use fsocket_proto::Addr;
+use fsocket_proto::{Addr, Message, Msg, Request};
+use zerocopy::FromBytes;
 
 /// What is read as a report can be written, and is then read as the same.
 pub fn report(data: &[u8]) {
@@ -12,6 +13,23 @@ pub fn report(data: &[u8]) {
     let text = serde_json::to_string(&report).expect("a report");
     let again: Report = serde_json::from_str(&text).expect("what we wrote");
     assert_eq!(serde_json::to_string(&again).expect("a report"), text);
+}
+
+/// Any packet is a message, or an error. A message can be sent, and is then read as the same.
+pub fn packets(data: &[u8]) {
+    let mut input = Input::new(data);
+    while !input.is_empty() {
+        let bytes = input.bytes::<{ fsocket_proto::MSG_SIZE }>();
+        let packet = Msg::read_from_bytes(&bytes).expect("its size");
+        if let Ok(request) = Request::decode(&packet) {
+            assert_eq!(Request::decode(&request.encode()), Ok(request));
+            assert_eq!(request.encode().kind(), packet.kind());
+        }
+        if let Ok(message) = Message::decode(&packet) {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+            assert_eq!(message.encode().kind(), packet.kind());
+        }
+    }
 }
 
 /// The library looks for a listener in a registry of any content. No more listeners are found than
@@ -72,7 +90,6 @@ pub fn settings(data: &[u8]) {
 
 #[cfg(feature = "monitor")]
 /// A message as the bytes give it.
-pub(crate) fn message(input: &mut Input) -> fsocket_proto::Msg {
-    use zerocopy::FromBytes;
-    fsocket_proto::Msg::read_from_bytes(&input.bytes::<{ fsocket_proto::MSG_SIZE }>()).expect("its size")
+pub(crate) fn message(input: &mut Input) -> fsocket_proto::raw::Packet {
+    fsocket_proto::raw::Packet::read_from_bytes(&input.bytes::<{ fsocket_proto::MSG_SIZE }>()).expect("its size")
 }

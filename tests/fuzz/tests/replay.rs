@@ -25,4 +25,4 @@ macro_rules! replays {
         }
     };
 }
-replays!(ring syn report registry settings messages arena);
+replays!(ring syn report registry packets settings messages arena);

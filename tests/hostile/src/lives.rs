@@ -4,7 +4,8 @@ use crate::descriptors::Descriptors;
 use crate::peer::{Channel, Peer, SHARED};
 use crate::random::Random;
 use fsocket_abi::channel::{self, record, slot_state, status, SERVER, SLOTS};
-use fsocket_proto::{kind, waiter, Addr, Msg};
+use fsocket_proto::raw::{waiter, Packet};
+use fsocket_proto::{notice, request, Addr, Payload};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 use std::path::Path;
@@ -87,7 +88,7 @@ impl Life<'_> {
         Some((peer, channel))
     }
 
-    fn message(&mut self) -> Msg {
+    fn message(&mut self) -> Packet {
         let r = &mut self.random;
         let mut word = |small: usize| if r.chance(60) { r.below(small) as u64 } else { r.word() };
         let (id, arg0, arg1, arg2, seq) = (word(64), word(16), word(8), word(6), word(1000) as u32);
@@ -96,7 +97,7 @@ impl Life<'_> {
         let port = if r.chance(50) { *r.one(self.ports) } else { r.word() as u16 };
         let addr = Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 };
         let version = if r.chance(98) { fsocket_proto::VERSION } else { r.word() as u16 };
-        Msg { kind, seq, version, id, arg0, arg1, arg2, addr, ..Msg::new(kind) }
+        Packet { kind, seq, version, id, arg0, arg1, arg2, addr, ..Packet::new(kind) }
     }
 
     /// Every kind in any order, with any descriptor or none.
@@ -130,7 +131,13 @@ impl Life<'_> {
         let peer = self.peer()?;
         loop {
             let mut m = self.message();
-            m.kind = *self.random.one(&[kind::CLAIM, kind::PORTS, kind::CONNECT, kind::REPORT, kind::WORKER]);
+            m.kind = *self.random.one(&[
+                request::Claim::KIND,
+                request::Ports::KIND,
+                request::Connect::KIND,
+                request::Report::KIND,
+                request::Worker::KIND,
+            ]);
             m.version = fsocket_proto::VERSION;
             if !peer.tell(m, None) {
                 sys::nanosleep(1_000_000);
@@ -143,18 +150,25 @@ impl Life<'_> {
         let (mut peer, c) = self.introduced()?;
         let fds = Descriptors::new(peer.fd);
         let told = [
-            kind::ATTACH,
-            kind::ARENA,
-            kind::COUNTED,
-            kind::NEARER,
-            kind::WATCHED,
-            kind::SETTLED,
-            kind::PASSED,
-            kind::BRIEF,
-            kind::JOIN,
+            request::Attach::KIND,
+            request::Arena::KIND,
+            request::Counts::KIND,
+            request::Nearer::KIND,
+            notice::Watched::KIND,
+            request::Settled::KIND,
+            request::Passed::KIND,
+            request::Brief::KIND,
+            request::Join::KIND,
         ];
-        let asked =
-            [kind::PORTS, kind::IN_USE, kind::MEET, kind::OFFER, kind::UPGRADE, kind::CHANNEL_HANDLE, kind::OPERATE];
+        let asked = [
+            request::Ports::KIND,
+            request::InUse::KIND,
+            request::Meet::KIND,
+            request::Offer::KIND,
+            request::Upgrade::KIND,
+            request::ChannelHandle::KIND,
+            request::Operate::KIND,
+        ];
         loop {
             let near = c.id.wrapping_add(self.random.below(9) as u32).wrapping_sub(4);
             let id = if self.random.chance(70) { near.into() } else { self.random.word() };
@@ -163,12 +177,12 @@ impl Life<'_> {
             let lease = u64::from(c.port) + 64 * self.random.below(4) as u64;
             let (arg0, arg1) = (self.random.below(3) as u64, self.random.below(3) as u64);
             let arg2 = if self.random.chance(50) { lease } else { self.random.below(3) as u64 };
-            let what = Msg { id, arg0, arg1, arg2, ..self.message() };
-            let what = Msg { version: fsocket_proto::VERSION, ..what };
+            let what = Packet { id, arg0, arg1, arg2, ..self.message() };
+            let what = Packet { version: fsocket_proto::VERSION, ..what };
             if self.random.chance(60) {
-                peer.tell(Msg { kind: *self.random.one(&told), ..what }, fd);
+                peer.tell(Packet { kind: *self.random.one(&told), ..what }, fd);
             } else {
-                let (_, got) = peer.request(Msg { kind: *self.random.one(&asked), ..what }, fd)?;
+                let (_, got) = peer.request(Packet { kind: *self.random.one(&asked), ..what }, fd)?;
                 got.map(sys::close);
             }
         }
@@ -281,11 +295,11 @@ impl Life<'_> {
             Break::Moving => d[0].prod.status.store(status::MIGRATING, Ordering::Release),
             Break::Moved => {
                 peer.tell(
-                    Msg {
+                    Packet {
                         id: c.id.into(),
                         arg0: slot as u64,
                         arg1: s.generation.load(Ordering::Relaxed).into(),
-                        ..Msg::new(kind::SWITCH)
+                        ..Packet::new(request::Switch::KIND)
                     },
                     None,
                 );
@@ -332,7 +346,7 @@ impl Life<'_> {
         let len = fsocket_abi::arena::ARENA_SIZE;
         let base = sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE, arena, 0)
             .ok()?;
-        peer.tell(Msg::new(kind::ARENA), Some(arena));
+        peer.tell(Packet::new(request::Arena::KIND), Some(arena));
         for slot in 0..SLOTS {
             c.slot(slot).state.store(slot_state::ESTABLISHED, Ordering::Relaxed);
         }
@@ -353,10 +367,10 @@ impl Life<'_> {
         loop {
             let Ok(l) = std::net::TcpListener::bind("127.0.0.1:0") else { return None };
             let fd = std::os::fd::AsRawFd::as_raw_fd(&l);
-            let (answer, _) = peer.request(Msg::new(kind::LISTEN), Some(fd))?;
-            peer.request(Msg { id: answer.id, ..Msg::new(kind::WORKER) }, None)?;
+            let (answer, _) = peer.request(Packet::new(request::Listen::KIND), Some(fd))?;
+            peer.request(Packet { id: answer.id, ..Packet::new(request::Worker::KIND) }, None)?;
             if self.random.chance(50) {
-                peer.request(Msg { id: answer.id, ..Msg::new(kind::UNLISTEN) }, None)?;
+                peer.request(Packet { id: answer.id, ..Packet::new(request::Unlisten::KIND) }, None)?;
             }
         }
     }
@@ -367,10 +381,10 @@ impl Life<'_> {
         loop {
             waker += 1;
             let (id, arg0, arg2) = (waker % 256, self.random.below(64) as u64, self.random.below(64) as u64);
-            for what in [kind::WAKER, kind::WAKER_READY] {
-                peer.tell(Msg { id, arg0, arg1: waiter::pack(self.random.below(2), 0), arg2, ..Msg::new(what) }, None);
+            for what in [request::Waker::KIND, request::WakerReady::KIND] {
+                peer.tell(Packet { id, arg0, arg1: waiter(self.random.below(2), 0), arg2, ..Packet::new(what) }, None);
             }
-            let _ = peer.request(Msg { id: 0, ..Msg::new(kind::PORTS) }, None);
+            let _ = peer.request(Packet { id: 0, ..Packet::new(request::Ports::KIND) }, None);
             let port = *self.random.one(self.ports);
             let _ = peer.channel(port).map(|c| c.queue(0).want.arm(u64::MAX));
         }

@@ -2,7 +2,8 @@
 
 use crate::random::Random;
 use fsocket_abi::channel::{self, slot_state, Slot, SynQueue, Waiter, CHANNEL_SIZE};
-use fsocket_proto::{kind, waiter as waiters, Addr, Msg, MSG_SIZE};
+use fsocket_proto::raw::{self, Packet};
+use fsocket_proto::{request, Addr, Payload, MSG_SIZE};
 use fsocket_sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno};
 use std::mem::{offset_of, size_of};
@@ -35,23 +36,23 @@ impl Peer {
     }
 
     /// Without waiting; false: it is not taken.
-    pub fn tell(&self, msg: Msg, fd: Option<i32>) -> bool {
+    pub fn tell(&self, msg: Packet, fd: Option<i32>) -> bool {
         sys::send_with_fd(self.fd, msg.as_bytes(), fd, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok()
     }
 
     /// What has come, if anything.
-    pub fn receive(&self) -> Option<(Msg, Option<i32>)> {
+    pub fn receive(&self) -> Option<(Packet, Option<i32>)> {
         let mut buf = [0u8; MSG_SIZE];
         match sys::recv_with_fd(self.fd, &mut buf, libc::MSG_DONTWAIT) {
-            Ok((n, fd)) if n == MSG_SIZE => Msg::read_from_bytes(&buf).ok().map(|m| (m, fd)),
+            Ok((n, fd)) if n == MSG_SIZE => Packet::read_from_bytes(&buf).ok().map(|m| (m, fd)),
             _ => None,
         }
     }
 
     /// The answer to a request; None: thrown out, or silence.
-    pub fn request(&mut self, msg: Msg, fd: Option<i32>) -> Option<(Msg, Option<i32>)> {
+    pub fn request(&mut self, msg: Packet, fd: Option<i32>) -> Option<(Packet, Option<i32>)> {
         self.seq += 1;
-        let msg = Msg { seq: self.seq, ..msg };
+        let msg = Packet { seq: self.seq, ..msg };
         if !self.tell(msg, fd) {
             return None;
         }
@@ -74,11 +75,11 @@ impl Peer {
     }
 
     pub fn hello(&mut self, random: &mut Random) -> bool {
-        let msg = Msg {
+        let msg = Packet {
             id: random.next() << 16 | 1,
             arg0: u64::from(std::process::id()),
             arg1: u64::from(fsocket_abi::VERSION),
-            ..Msg::new(kind::HELLO)
+            ..Packet::new(request::Hello::KIND)
         };
         self.request(msg, None).is_some_and(|(answer, fd)| {
             fd.map(sys::close);
@@ -94,7 +95,7 @@ impl Peer {
     pub fn another_at(&mut self, ip: std::net::Ipv4Addr, port: u16, full: u64) -> Option<u32> {
         let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
         let addr = Addr { ip: ip.to_ipv6_mapped().octets(), port, family: libc::AF_INET as u16, v6only: 0 };
-        let answer = self.request(Msg { addr, arg0: full, ..Msg::new(kind::CONNECT) }, Some(socket));
+        let answer = self.request(Packet { addr, arg0: full, ..Packet::new(request::Connect::KIND) }, Some(socket));
         let _ = sys::close(socket);
         let (answer, memory) = answer?;
         memory.map(sys::close);
@@ -106,7 +107,7 @@ impl Peer {
         let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).map_err(|e| e.raw())?;
         let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let addr = Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 };
-        let answer = self.request(Msg { addr, ..Msg::new(kind::CONNECT) }, Some(socket));
+        let answer = self.request(Packet { addr, ..Packet::new(request::Connect::KIND) }, Some(socket));
         let _ = sys::close(socket);
         let (answer, memory) = answer.ok_or(libc::EPIPE)?;
         if answer.result != 0 {
@@ -225,11 +226,11 @@ impl Channel {
                 }
                 waiter.sleeping.store(0, Ordering::Relaxed);
                 peer.tell(
-                    Msg {
+                    Packet {
                         id: waker,
                         arg0: self.id.into(),
-                        arg1: waiters::pack(channel::SERVER, w),
-                        ..Msg::new(kind::RING)
+                        arg1: raw::waiter(channel::SERVER, w),
+                        ..Packet::new(request::Ring::KIND)
                     },
                     None,
                 );

@@ -5,7 +5,8 @@ use crate::peer::Peer;
 use crate::random::Random;
 use crate::victims::{cpu_of, resident, tree, Stage, Victim, CLIENTS, HOSTILE, SERVERS};
 use anyhow::{ensure, Context, Result};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use fsocket_testkit::Proc;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -284,7 +285,7 @@ fn ask_monitor(stage: &Stage, seconds: u64) -> Vec<u32> {
             }
             while !stop.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                if peer.request(Msg { id: u64::MAX, ..Msg::new(kind::CLAIM) }, None).is_none() {
+                if peer.request(Packet { id: u64::MAX, ..Packet::new(request::Claim::KIND) }, None).is_none() {
                     break;
                 }
                 answers.push(began.elapsed().as_micros() as u32);

@@ -9,7 +9,7 @@ use crate::lock::Lock;
 use crate::upcalls::upcalls;
 use crate::{process, rights, stats};
 use core::sync::atomic::{AtomicBool, Ordering};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{answer, request};
 use fsocket_runtime::uid_map;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -155,7 +155,7 @@ fn greet_another() -> bool {
     // SAFETY: one pollfd.
     let _ = unsafe { sys::ppoll(&mut p, 1, Some(MEETING_FOR), core::ptr::null()) };
     let (hello, registry) = match receive(libc::MSG_DONTWAIT) {
-        Ok((m, got)) if m.kind == kind::HELLO => (m, got),
+        Ok((m, got)) if m.is::<answer::Hello>() => (m, got),
         Ok((_, got)) => {
             close_opt(got);
             return hang_up();
@@ -168,15 +168,16 @@ fn greet_another() -> bool {
         Err(_) => return hang_up(),
     };
     unasked(&hello, registry);
-    if hello.result != 0 {
+    if hello.refusal().is_some() {
         return true;
     }
+    let understands = hello.read::<answer::Hello>().map_or(0, |hello| hello.understands);
     in_time();
     for word in [&SILENT, &SLOW_UNTIL] {
         word.store(0, Ordering::Relaxed);
     }
     FOUND_AT.store(sys::now_ns(), Ordering::Relaxed);
-    if hello.arg0 < fsocket_proto::REATTACH || !(upcalls().announce)() {
+    if understands < fsocket_proto::REATTACH || !(upcalls().announce)() {
         // It knows nothing of what was shared over the first one.
         process::disable();
     }
@@ -210,14 +211,15 @@ pub fn adopt_fd(fd: i32) -> bool {
 #[link_section = ".text.fsocket_start"]
 fn greet(fd: i32) -> bool {
     limit_waits(fd, libc::SO_RCVTIMEO, SHORT_PATIENCE);
-    let mut m = Msg::new(kind::HELLO);
-    m.id = process::nonce();
-    m.arg0 = sys::getpid() as u64;
-    m.arg1 = fsocket_abi::VERSION as u64;
-    m.arg2 = rights::class();
-    m.addr.ip = stats::name();
-    m.addr.port = process::is_off().into();
-    send_on(fd, &m, None, sys::now_ns() + given()).is_ok()
+    let hello = request::Hello {
+        nonce: process::nonce(),
+        pid: sys::getpid() as u32,
+        version: fsocket_abi::VERSION.into(),
+        rights: rights::class(),
+        name: stats::name(),
+        off: process::is_off(),
+    };
+    send_on(fd, &hello.into(), None, sys::now_ns() + given()).is_ok()
 }
 
 /// A call that waits on the socket does so for at most that many nanoseconds. `option`: SO_RCVTIMEO or SO_SNDTIMEO.

@@ -4,7 +4,7 @@ use super::state::{dead, died, fd, is_late, long_patience, patience, unmet, LATE
 use crate::upcalls::upcalls;
 use crate::{process, registry};
 use core::sync::atomic::Ordering;
-use fsocket_proto::{kind, Msg, MSG_SIZE};
+use fsocket_proto::{request, Message, Msg, MSG_SIZE};
 use fsocket_sys::{self as sys, Errno, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -13,12 +13,17 @@ use zerocopy::{FromBytes, IntoBytes};
 const ROOM_PAUSE: u64 = 32_000_000;
 
 /// One message before another monitor is this process's.
-pub fn show(m: &Msg, attach: i32) -> bool {
-    send(m, Some(attach), sys::now_ns() + long_patience()).is_ok()
+pub fn show(m: impl Into<Msg>, attach: i32) -> bool {
+    send(&m.into(), Some(attach), sys::now_ns() + long_patience()).is_ok()
 }
 
 /// A message without an answer.
-pub fn tell(m: Msg, attach: Option<i32>) -> bool {
+#[inline]
+pub fn tell(m: impl Into<Msg>, attach: Option<i32>) -> bool {
+    tell_packet(&m.into(), attach)
+}
+
+fn tell_packet(m: &Msg, attach: Option<i32>) -> bool {
     // SEQPACKET sends are atomic: no lock, so this also works where the lock
     // is held further up the stack.
     if unmet() {
@@ -30,13 +35,13 @@ pub fn tell(m: Msg, attach: Option<i32>) -> bool {
     }
     let now = sys::now_ns();
     // A sleeper that is not rung looks by itself, and is rung by many calls: none of them waits while others have in vain.
-    let short = m.kind == kind::RING;
+    let short = m.is::<request::Ring>();
     let limit = match short {
         true if now < SLOW_UNTIL.load(Ordering::Relaxed) => now,
         true => now + patience(),
         false => now + long_patience(),
     };
-    let sent = send(&m, attach, limit);
+    let sent = send(m, attach, limit);
     if sent == Err(Errno::EAGAIN) && SILENT.load(Ordering::Relaxed) == 0 && now < limit {
         is_late(short);
     }
@@ -95,7 +100,7 @@ pub(super) fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
     let mut buf = [0u8; MSG_SIZE];
     let (n, got) = sys::recv_with_fd(fd(), &mut buf, flags)?;
     match Msg::read_from_bytes(&buf) {
-        Ok(m) if n == MSG_SIZE && m.version == fsocket_proto::VERSION => {
+        Ok(m) if n == MSG_SIZE && m.is_of_our_version() => {
             if SILENT.load(Ordering::Relaxed) != 0 {
                 SILENT.store(0, Ordering::Relaxed);
             }
@@ -109,36 +114,43 @@ pub(super) fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
 }
 
 pub(super) fn unasked(m: &Msg, got: Option<i32>) {
-    match m.kind {
-        kind::HELLO if m.result == 0 => {
-            process::set_program(m.arg1);
+    let message = match m.refusal() {
+        None => Message::decode(m),
+        Some(_) => {
+            if m.is::<request::Hello>() {
+                // Another version: there is nothing to talk about.
+                MISMATCH.store(true, Ordering::Relaxed);
+                LATER.store(false, Ordering::Release);
+                process::disable();
+                died();
+            }
+            return close_opt(got);
+        }
+    };
+    match message {
+        Ok(Message::Hello(hello)) => {
+            process::set_program(hello.program);
             forget(registry::forget_closings(), fsocket_proto::CLOSINGS_SIZE);
             if let Some(fd) = got {
                 forget(registry::map(fd), fsocket_proto::registry::SIZE);
             }
         }
-        kind::CLOSINGS => {
+        Ok(Message::Closings(_)) => {
             if let Some(fd) = got {
                 registry::map_closings(fd);
             }
         }
-        kind::HELLO => {
-            // Another version: there is nothing to talk about.
-            MISMATCH.store(true, Ordering::Relaxed);
-            LATER.store(false, Ordering::Release);
-            process::disable();
-            died();
-        }
         // The answer came too late, and the listener has been left to the kernel.
-        kind::LISTEN if m.result == 0 => {
-            tell(Msg { id: m.id, ..Msg::new(kind::UNLISTEN) }, None);
+        Ok(Message::Listen(late)) => {
+            tell(request::Unlisten { listener: late.listener, for_all: false }, None);
         }
         // So has the zone's socket.
-        kind::LOCAL if m.result == 0 => {
-            tell(Msg { id: m.id, arg0: m.arg0, ..Msg::new(kind::LEFT) }, None);
+        Ok(Message::Local(late)) => {
+            tell(request::Left { group: late.group, place: late.place }, None);
         }
-        _ if (upcalls().message)(m, got) => return,
-        _ => {}
+        Ok(message) if (upcalls().message)(message, got) => return,
+        // (A later monitor may say more.)
+        Ok(_) | Err(_) => {}
     }
     close_opt(got);
 }

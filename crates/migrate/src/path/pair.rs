@@ -6,7 +6,8 @@ use crate::{chan, ctl, heartbeat, name, process};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{status, CLIENT, SERVER};
-use fsocket_proto::{kind, switch, Msg};
+use fsocket_proto::request;
+use fsocket_proto::values::{Acts, End, Switching};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// A socket of ours to close. -1: this side needs none.
@@ -20,20 +21,42 @@ impl Own {
     }
 }
 
-fn message(d: &Desc, what: u32, side: usize) -> Msg {
-    // As this process knows it: what the arena says any process of the fork group can write.
-    let channel = chan::of(d);
-    let mut m = Msg::new(what);
-    m.id = channel.map_or(0, |c| c.id.load(Ordering::Relaxed)) as u64;
-    m.arg0 = d.conn().slot_index() as u64 | (side as u64) << 32;
-    m.arg1 = d.slot().generation.load(Ordering::Relaxed) as u64;
-    m
+/// How messages name an end of a connection.
+#[derive(Clone, Copy)]
+struct Named {
+    channel: u32,
+    end: End,
+    generation: u32,
 }
 
-/// A SWITCH with a socket that shows in which network namespace we are.
-fn switch(m: Msg, family: i32) -> Result<Option<i32>> {
+impl Named {
+    fn of(d: &Desc, side: usize) -> Named {
+        // As this process knows it: what the arena says any process of the fork group can write.
+        let channel = chan::of(d).map_or(0, |c| c.id.load(Ordering::Relaxed));
+        let end = End { slot: d.conn().slot_index(), side };
+        Named { channel, end, generation: d.slot().generation.load(Ordering::Relaxed) }
+    }
+
+    fn of_slot(c: &Chan, slot: usize, side: usize) -> Named {
+        let generation = c.slot(slot).generation.load(Ordering::Relaxed);
+        Named { channel: c.id.load(Ordering::Relaxed), end: End { slot, side }, generation }
+    }
+
+    fn switch(self, what: Switching) -> request::Switch {
+        let Named { channel, end, generation } = self;
+        request::Switch { channel, end, generation, acts: Acts(0), what }
+    }
+
+    fn release(self) -> request::Release {
+        let Named { channel, end, generation } = self;
+        request::Release { channel, end, generation, read_all: false }
+    }
+}
+
+/// A request with a socket that shows in which network namespace we are.
+fn switch(ask: request::Switch, family: i32) -> Result<Option<i32>> {
     let shown = fresh(family).ok();
-    let r = ctl::request(m, shown);
+    let r = ctl::request(ask, shown);
     if let Some(fd) = shown {
         process::close_own(fd);
     }
@@ -68,27 +91,24 @@ pub fn make(d: &Desc) -> Option<Own> {
     }
     let family = d.sock().family.load(Ordering::Relaxed) as i32;
     let side = d.side();
-    let mut m = message(d, kind::SWITCH, side);
-    m.arg2 = switch::MAKE;
-    match switch(m, family) {
+    let named = Named::of(d, side);
+    match switch(named.switch(Switching::Make), family) {
         Ok(fd) => fd.map(|fd| Own(process::high_fd(fd))),
         // The other side began at the same time.
-        Err(Errno::EALREADY) => claim_within(d, side, 0, 200).map(|fd| Own(process::high_fd(fd))),
-        Err(Errno::EXDEV) => plain(d, m, family),
+        Err(Errno::EALREADY) => claim_within(d, side, false, 200).map(|fd| Own(process::high_fd(fd))),
+        Err(Errno::EXDEV) => plain(d, named, family),
         Err(_) => None,
     }
 }
 
 /// Something to do at the other side's end, which is the monitor's to touch; bits of
-/// [`switch::act`].
+/// [`fsocket_proto::switch::act`].
 pub fn act(d: &Desc, what: u32) {
     if what == 0 || is_across(d) {
         return;
     }
-    let mut m = message(d, kind::SWITCH, d.side());
-    m.arg1 |= (what as u64) << 32;
-    m.arg2 = switch::ACT;
-    let _ = ctl::request(m, None);
+    let ask = Named::of(d, d.side()).switch(Switching::Act);
+    let _ = ctl::request(request::Switch { acts: Acts(what), ..ask }, None);
 }
 
 /// Connect the client's end to the kernel's listener, for the client to come for.
@@ -96,10 +116,10 @@ pub fn act(d: &Desc, what: u32) {
 /// # Errors
 /// EXDEV: the monitor cannot, there.
 pub fn dial(c: &Chan, slot: usize, family: i32, patience_ns: u64) -> Result<()> {
-    let m = Msg { arg2: switch::DIAL, ..of_slot(c, slot, SERVER, kind::SWITCH) };
+    let ask = Named::of_slot(c, slot, SERVER).switch(Switching::Dial);
     let until = sys::now_ns() + patience_ns;
     loop {
-        match switch(m, family) {
+        match switch(ask, family) {
             Err(Errno::EINPROGRESS) if sys::now_ns() < until => sys::nanosleep(200_000),
             Err(e) => {
                 // The listener has dropped it; another one may get through at once.
@@ -113,15 +133,7 @@ pub fn dial(c: &Chan, slot: usize, family: i32, patience_ns: u64) -> Result<()> 
 
 /// Take back what [`dial`] has made.
 pub fn hang_up(c: &Chan, slot: usize) {
-    let _ = ctl::request(of_slot(c, slot, CLIENT, kind::RELEASE), None);
-}
-
-fn of_slot(c: &Chan, slot: usize, side: usize, what: u32) -> Msg {
-    let mut m = Msg::new(what);
-    m.id = c.id.load(Ordering::Relaxed) as u64;
-    m.arg0 = slot as u64 | (side as u64) << 32;
-    m.arg1 = c.slot(slot).generation.load(Ordering::Relaxed) as u64;
-    m
+    let _ = ctl::request(Named::of_slot(c, slot, CLIENT).release(), None);
 }
 
 /// A socket of which nothing is decided, in place of this side's end.
@@ -129,9 +141,8 @@ pub fn make_alone(d: &Desc) -> Option<Own> {
     let own = Own(fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?);
     // Other processes of the fork group come to the monitor for it.
     d.sock().flags.fetch_and(!flag::ACROSS, Ordering::AcqRel);
-    let mut m = message(d, kind::SWITCH, d.side());
-    m.arg2 = switch::ALONE;
-    if ctl::request(m, Some(own.0)).is_err() {
+    let ask = Named::of(d, d.side()).switch(Switching::Alone);
+    if ctl::request(ask, Some(own.0)).is_err() {
         own.close();
         return None;
     }
@@ -143,17 +154,14 @@ pub fn fresh(family: i32) -> Result<i32> {
 }
 
 /// In a network namespace that the monitor cannot enter: other port numbers, the same bytes.
-fn plain(d: &Desc, mut m: Msg, family: i32) -> Option<Own> {
+fn plain(d: &Desc, named: Named, family: i32) -> Option<Own> {
     let v4 = name::is_v4(&name::load(&d.sock().local));
     let listener = fresh(family).ok()?;
     let ends = connect_to(listener, v4, family);
     process::close_own(listener);
     let (own, other) = ends.ok()?;
-    let mut kept = [(own, switch::OWN_READY), (other, switch::OTHER_READY)].into_iter().map(|(fd, what)| {
-        m.arg2 = what;
-        ctl::request(m, Some(fd)).is_ok()
-    });
-    let both = kept.all(|ok| ok);
+    let ready = [(own, Switching::OwnReady), (other, Switching::OtherReady)];
+    let both = ready.into_iter().all(|(fd, what)| ctl::request(named.switch(what), Some(fd)).is_ok());
     process::close_own(other);
     if !both {
         process::close_own(own);
@@ -164,11 +172,9 @@ fn plain(d: &Desc, mut m: Msg, family: i32) -> Option<Own> {
 /// Give the monitor a copy of an end that exists already, for the other side to
 /// come for. (This side needs none of its own.)
 pub fn announce(d: &Desc, other: i32) -> bool {
-    let mut m = message(d, kind::SWITCH, d.side());
-    [switch::OWN_READY, switch::OTHER_READY].into_iter().all(|what| {
-        m.arg2 = what;
-        ctl::request(m, Some(other)).is_ok()
-    })
+    let named = Named::of(d, d.side());
+    let ready = [Switching::OwnReady, Switching::OtherReady];
+    ready.into_iter().all(|what| ctl::request(named.switch(what), Some(other)).is_ok())
 }
 
 /// This side's end and the other one, of the same family.
@@ -211,16 +217,16 @@ fn loopback(v4: bool, family: i32, port: u16) -> ([u8; 28], usize) {
 /// A descriptor of this side's end from the monitor. A peer that says it has moved has made both
 /// ends before. `pours`: the caller sends itself what that one has not read.
 pub fn claim(d: &Desc, side: usize, pours: bool) -> Option<i32> {
-    claim_within(d, side, if pours { switch::POURS } else { 0 }, 4)
+    claim_within(d, side, pours, 4)
 }
 
-fn claim_within(d: &Desc, side: usize, how: u64, turns: u64) -> Option<i32> {
+fn claim_within(d: &Desc, side: usize, pours: bool, turns: u64) -> Option<i32> {
     if is_across(d) {
         return placeholder(d);
     }
-    let m = Msg { arg2: how, ..message(d, kind::CLAIM, side) };
+    let Named { channel, end, generation } = Named::of(d, side);
     for turn in 0..turns {
-        match ctl::request(m, None) {
+        match ctl::request(request::Claim { channel, end, generation, pours }, None) {
             Ok((_, Some(fd))) => return Some(fd),
             // The mover is between two requests.
             Err(Errno::EAGAIN) => sys::nanosleep(10_000 * (turn + 1).min(100)),
@@ -237,11 +243,11 @@ pub fn release(d: &Desc, side: usize) {
     }
 }
 
-pub fn releasing(d: &Desc, side: usize) -> Msg {
-    message(d, kind::RELEASE, side)
+pub fn releasing(d: &Desc, side: usize) -> request::Release {
+    Named::of(d, side).release()
 }
 
-pub fn send_release(m: Msg) {
+pub fn send_release(m: request::Release) {
     // With an answer: as long as the monitor has its copy a close of the program's ends nothing.
     // Not from a signal handler on top of a request.
     if ctl::request(m, None).err() == Some(Errno::EAGAIN) {

@@ -16,7 +16,8 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::switch::act;
-use fsocket_proto::{unpublish, Addr};
+use fsocket_proto::values::Unpublishing;
+use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// The kernel's limit on a backlog (net.core.somaxconn) may be lower.
@@ -186,7 +187,7 @@ pub fn abandon(d: &'static Desc, why: Reason) {
 pub fn pass_on(d: &'static Desc, why: Reason) {
     stats::fall_back(why);
     if let Some(l) = listen::of(d) {
-        listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::FOR_GOOD);
+        listen::unpublish_id(l.id.load(Ordering::Relaxed), Unpublishing::ForGood);
         requeue(d);
     }
 }
@@ -195,7 +196,7 @@ pub fn pass_on(d: &'static Desc, why: Reason) {
 /// with the library accepts; where none does, what waits is the kernel's.
 pub fn share(d: &'static Desc) {
     if let Some(l) = listen::of(d) {
-        if listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::UNLESS_SERVED) {
+        if listen::unpublish_id(l.id.load(Ordering::Relaxed), Unpublishing::UnlessServed) {
             requeue(d);
         }
     }
@@ -211,7 +212,7 @@ pub fn pass_on_exec_prepared() {
 /// waits in the kernel's from now on.
 pub fn leave_to_kernel(d: &'static Desc) {
     if let Some(l) = listen::of(d) {
-        if listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::IF_LAST) {
+        if listen::unpublish_id(l.id.load(Ordering::Relaxed), Unpublishing::IfLast) {
             requeue(d);
         }
     }

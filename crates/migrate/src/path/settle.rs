@@ -7,7 +7,7 @@ use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
-use fsocket_proto::switch::{self, act};
+use fsocket_proto::switch::act;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
@@ -160,7 +160,7 @@ pub fn gone(d: &Desc) {
 /// The last holder of a side closes it. If the other side is just switching the path it may have
 /// taken its last look before that, and have left an end for this side with the monitor: nobody
 /// would come for it, and the other side's program would wait for an end of stream for ever.
-pub struct Beside(fsocket_proto::Msg);
+pub struct Beside(fsocket_proto::request::Release);
 
 impl Beside {
     /// Before CLOSED: from then on the slot can be somebody else's, and this names whose it was.
@@ -169,12 +169,11 @@ impl Beside {
     }
     /// After CLOSED. Either the mover has seen that, or this sees MIGRATING: it fences heavily
     /// in between.
-    pub fn closed(mut self, d: &Desc, read_all: bool) {
+    pub fn closed(self, d: &Desc, read_all: bool) {
         fence(Ordering::SeqCst);
         if d.rx().1.prod.status.load(Ordering::Acquire) & (status::MIGRATING | status::MIGRATED) != 0 {
             super::patience::await_peer(d);
-            self.0.arg2 = if read_all { switch::READ_ALL } else { 0 };
-            super::pair::send_release(self.0);
+            super::pair::send_release(fsocket_proto::request::Release { read_all, ..self.0 });
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::cow::Sparing;
 use crate::table::{Desc, Kind, DESCS};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_runtime::brief;
 
 /// The description (index plus one) that was handed down by the fork that is under way; 0: none.
@@ -65,7 +65,7 @@ pub(super) fn is_mine_alone(d: &Desc) -> bool {
     }
     if JOINED.swap(process::nonce(), Ordering::Relaxed) != process::nonce() {
         if let Some(secret) = brief::secret() {
-            ctl::tell(Msg { id: secret, ..Msg::new(msg::JOIN) }, None);
+            ctl::tell(request::Join { secret }, None);
         }
     }
     true

@@ -15,7 +15,7 @@ use core::cell::Cell;
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
-use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_proto::{notice, request, Addr};
 use fsocket_sync::handover::{self, Steps};
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -97,20 +97,16 @@ fn offer(
     // Not used for anything else as long as the slot is not switched back.
     s.migrated[0].base.store(counts.sent, Ordering::Relaxed);
     s.migrated[0].limit.store(counts.received, Ordering::Relaxed);
-    let mut m = Msg::new(msg::UPGRADE);
-    m.id = chan.id.load(Ordering::Relaxed) as u64;
-    m.arg0 = slot as u64;
-    m.arg1 = generation as u64;
-    m.arg2 = across.into();
-    m.addr.v6only = is_passed(d).into();
+    let channel = chan.id.load(Ordering::Relaxed);
+    let ask = request::Upgrade { channel, slot, generation, met: across, received: is_passed(d) };
     let mut asked = Ok(());
     let patience = Patience(Cell::new(if met { MET_NS } else { OFFER_NS }));
     let mut remote = false;
     let tell = || {
-        asked = ctl::request(m, Some(fd)).map(|(a, _)| {
+        asked = ctl::request(ask, Some(fd)).map(|(a, _)| {
             // (The monitor knows that the other side is on another host.)
-            remote = a.arg2 != 0;
-            patience.0.set(patience.0.get().max(a.arg2.min(1000) * 1_000_000));
+            remote = a.patience != 0;
+            patience.0.set(patience.0.get().max(a.patience.min(1000) * 1_000_000));
         });
         asked.is_ok()
     };
@@ -260,10 +256,9 @@ static ASKED: Mailbox<Asked, 32> = Mailbox::new();
 
 /// From the monitor. It may come in the middle of anything, so it is only noted. False: the
 /// descriptor was not taken.
-pub fn asked(m: &Msg, fd: i32) -> bool {
-    let (slot, generation) = (m.arg1 as u32 as usize, (m.arg1 >> 32) as u32);
-    let across = m.addr.v6only != 0;
-    let a = Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, across, fd };
+pub fn asked(m: notice::UpgradeSrv, fd: i32) -> bool {
+    let notice::UpgradeSrv { channel, listener, slot, generation, name, met } = m;
+    let a = Asked { channel, listener, slot, generation, key: name, across: met, fd };
     let noted = ASKED.note(a);
     ctl::defer();
     noted

@@ -5,7 +5,8 @@ use super::rest::{is_here, own_of, peer_of};
 use crate::table::{self, Desc, Kind};
 use crate::{ctl, route, successor};
 use fsocket_abi::channel::{CLIENT, SERVER};
-use fsocket_proto::{kind as msg, passed, Msg};
+use fsocket_proto::request;
+use fsocket_proto::values::Passing;
 use fsocket_sys as sys;
 
 /// `fd`, a connected kernel socket, goes to another process. In this one it stays the kernel's.
@@ -32,9 +33,9 @@ pub fn sent(fd: i32) {
     forbid(d);
     let Some(cookie) = successor::cookie(fd) else { return };
     d.kernel().set_passed_as(cookie);
-    tell(d, passed::SENT);
+    tell(d, Passing::Sent);
     if shared {
-        tell(d, passed::SHARED);
+        tell(d, Passing::Shared);
     }
 }
 
@@ -58,23 +59,20 @@ pub fn received(fd: i32, family: u32) {
         return table::release(d);
     }
     d.kernel().set_passed_as(cookie);
-    tell(d, passed::ARRIVED);
+    tell(d, Passing::Arrived);
 }
 
-/// What became of it since; see [`fsocket_proto::passed`].
-pub fn tell(d: &Desc, what: u64) {
+/// Tells the monitor what became of the descriptor; see [`Passing`].
+pub fn tell(d: &Desc, what: Passing) {
     let cookie = d.kernel().passed_as();
     if cookie != 0 {
-        let mut m = Msg::new(msg::PASSED);
-        m.id = cookie;
-        m.arg0 = what;
-        ctl::tell(m, None);
+        ctl::tell(request::Passed { cookie, what }, None);
     }
 }
 
 /// This process does not have it any more, or has it alone and in shared memory.
 pub fn let_go(d: &Desc) {
-    tell(d, passed::RELEASED);
+    tell(d, Passing::Released);
     d.kernel().set_passed_as(0);
 }
 

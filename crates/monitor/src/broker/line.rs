@@ -18,7 +18,7 @@ pub const FDS: usize = 6;
 /// Bytes of a memfd, at most.
 pub const TEXT: usize = 1 << 24;
 
-/// What the front asks for. `fd`: the descriptor that comes with it.
+/// A request of the front. `fd`: the descriptor that comes with it.
 #[derive(Clone, Copy, Debug)]
 pub enum Ask {
     /// The user of a control socket (fd) is served.
@@ -40,7 +40,7 @@ pub enum Ask {
     Forget { group: u64 },
     /// What the monitor before this one has kept of its groups.
     Kept,
-    /// Keeps this text (fd) for the monitor after this one.
+    /// Keeps a text (fd) for the next monitor.
     Keep,
     /// Nothing is kept.
     Leave,

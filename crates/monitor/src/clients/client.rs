@@ -7,7 +7,7 @@ use crate::leased::Leases;
 use crate::marks::Marks;
 use crate::{shares, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
-use fsocket_proto::Msg;
+use fsocket_proto::{request, Msg};
 use rustix::event::epoll::EventFlags;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ pub struct Client {
     pub family: FamilyId,
     /// What its children know to join its family; 0: nothing.
     pub secret: u64,
-    /// How often it may yet mark a listener ([`fsocket_proto::kind::BRIEF`]).
+    /// How often it may yet mark a listener ([`request::Brief`]).
     pub marks: Marks,
     /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
     /// only those with the same share memory with a client.
@@ -58,7 +58,7 @@ pub struct Client {
     /// Read ends of pipes that it was sent, and has not confirmed.
     pub pipes_unready: usize,
     /// Its wakers for which a WOKEN waits in `out`, with the channel that WOKEN names.
-    pub(super) woken: BTreeSet<(u8, u64)>,
+    pub(super) woken: BTreeSet<(u8, Option<ChannelId>)>,
     /// The channel that it has made last; 0: none.
     pub last_channel: ChannelId,
     pub leases: Leases,
@@ -115,11 +115,10 @@ impl Client {
     }
 
     /// It has no arena that could be looked at, and says what it has counted.
-    pub fn counted(&mut self, msg: &Msg) {
+    pub fn counted(&mut self, msg: request::Counts) {
         let told = self.told.get_or_insert_with(|| Box::new([0; COUNTERS.len()]));
-        let words = [msg.id, msg.arg0, msg.arg1, msg.arg2];
-        for (counter, n) in words.into_iter().filter_map(fsocket_proto::counted::unpack) {
-            add(&mut told[counter], n);
+        for counted in msg.counts.into_iter().flatten() {
+            add(&mut told[counted.counter], counted.n);
         }
     }
 

@@ -11,7 +11,7 @@
 
 use crate::foreign::ForeignFd;
 use crate::{shares, ConnId};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{Message, Msg, Payload};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
@@ -27,6 +27,18 @@ pub struct Outgoing {
     pub fd: Option<Rc<ForeignFd>>,
     /// Not an answer: bump `pending` once it is sent.
     pub unasked: bool,
+}
+
+impl Outgoing {
+    /// A message that nobody has asked for.
+    pub fn of(notice: impl Payload) -> Outgoing {
+        Outgoing { msg: notice.into(), fd: None, unasked: true }
+    }
+
+    /// The same, with a descriptor.
+    pub fn with(notice: impl Payload, fd: Rc<ForeignFd>) -> Outgoing {
+        Outgoing { fd: Some(fd), ..Outgoing::of(notice) }
+    }
 }
 
 /// The process that causes a message, and its user.
@@ -118,8 +130,8 @@ impl Queue {
     }
 
     /// Takes out the first that `is`.
-    fn take(&mut self, is: impl Fn(&Msg) -> bool) -> bool {
-        let at = self.all.iter().position(|(out, _)| out.unasked && is(&out.msg));
+    fn take(&mut self, is: impl Fn(Message) -> bool) -> bool {
+        let at = self.all.iter().position(|(out, _)| out.unasked && Message::decode(&out.msg).is_ok_and(&is));
         let gone = at.and_then(|at| self.all.remove(at));
         gone.inspect(|gone| self.uncount(gone)).is_some()
     }
@@ -127,17 +139,26 @@ impl Queue {
     /// Whether this says nothing to a process that has not read what was sent before: the same once more, or the end of
     /// something of which it does not know yet, and then need not.
     pub fn is_needless(&mut self, msg: &Msg) -> bool {
-        match msg.kind {
-            kind::CHANNEL_GONE => self.take(|m| m.kind == kind::CHANNEL_SRV && m.id == msg.id),
-            kind::PEER_GONE => self.take(|m| m.kind == kind::PEER && (m.id, m.arg0) == (msg.id, msg.arg0)),
+        match Message::decode(msg) {
+            Ok(Message::ChannelGone(gone)) => {
+                self.take(|m| matches!(m, Message::ChannelSrv(made) if made.channel == gone.channel))
+            }
+            Ok(Message::PeerGone(gone)) => {
+                self.take(|m| matches!(m, Message::Peer(peer) if (peer.group, peer.place) == (gone.group, gone.place)))
+            }
             // The last one counts.
-            kind::TO_KERNEL => {
-                self.take(|m| m.kind == kind::TO_KERNEL);
+            Ok(Message::ToKernel(_)) => {
+                self.take(|m| matches!(m, Message::ToKernel(_)));
                 false
             }
-            kind::WAKE_HINT | kind::LOOK | kind::TRANSFER | kind::TRANSFERRED | kind::WATCHED | kind::OTHER_RIGHTS => {
-                self.all.iter().any(|(out, _)| out.msg == *msg)
-            }
+            Ok(
+                Message::WakeHint(_)
+                | Message::Look(_)
+                | Message::Transfer(_)
+                | Message::Transferred(_)
+                | Message::Watched(_)
+                | Message::OtherRights(_),
+            ) => self.all.iter().any(|(out, _)| out.msg == *msg),
             _ => false,
         }
     }
@@ -155,16 +176,13 @@ fn less<K: Ord, N: Copy + PartialEq + From<u8> + std::ops::SubAssign>(counts: &m
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn of(kind: u32, id: u64) -> Outgoing {
-        Outgoing { msg: Msg { id, ..Msg::new(kind) }, fd: None, unasked: true }
-    }
+    use fsocket_proto::notice;
 
     /// Sends until it is refused; how often it was not.
     fn fill(q: &mut Queue, by: By) -> u32 {
         let mut n = 0;
         while q.has_room(by, 1) {
-            q.push(of(kind::WAKER_WRITE, n.into()), Cause::Other(by));
+            q.push(Outgoing::of(notice::WakeHint { group: n.into() }), Cause::Other(by));
             n += 1;
         }
         n
@@ -189,21 +207,23 @@ mod tests {
 
     #[test]
     fn what_is_over_before_it_was_read_is_not_said() {
+        let gone = |channel| Msg::from(notice::ChannelGone { channel, broken: false });
         let mut q = Queue::default();
         let by = By { process: 1, uid: 7 };
         for n in 0..10 {
-            q.push(of(kind::CHANNEL_SRV, n), Cause::Other(by));
-            q.push(of(kind::PEER, n), Cause::Other(by));
-            assert!(q.is_needless(&of(kind::CHANNEL_GONE, n).msg) && q.is_needless(&of(kind::PEER_GONE, n).msg));
+            q.push(Outgoing::of(notice::ChannelSrv { channel: n, listener: 1, size: 1 }), Cause::Other(by));
+            q.push(Outgoing::of(notice::Peer { group: 1, place: n, cpu: 1 }), Cause::Other(by));
+            let (channel, place) = (gone(n), notice::PeerGone { group: 1, place: n });
+            assert!(q.is_needless(&channel) && q.is_needless(&place.into()));
         }
         assert!(q.is_empty() && q.has_room(by, OF_ONE));
-        assert!(!q.is_needless(&of(kind::CHANNEL_GONE, 3).msg), "it knows of that one");
-        for off in [1, 0, 1] {
-            let out = Outgoing { msg: Msg { arg0: off, ..Msg::new(kind::TO_KERNEL) }, fd: None, unasked: true };
+        assert!(!q.is_needless(&gone(3)), "it knows of that one");
+        for off in [true, false, true] {
+            let out = Outgoing::of(notice::ToKernel { off });
             assert!(!q.is_needless(&out.msg));
             q.push(out, Cause::State);
         }
         assert_eq!(q.all.len(), 1);
-        assert!(q.first().is_some_and(|out| out.msg.arg0 == 1));
+        assert!(q.first().is_some_and(|out| out.msg.read() == Ok(notice::ToKernel { off: true })));
     }
 }

@@ -1,10 +1,9 @@
 //! Requests of clients: which part of the monitor answers which. Everything in a message is untrusted.
 
 use super::Monitor;
-use crate::answer::{answer_json, reply, Answer, Misbehaved};
+use crate::answer::{answer_json, any, Answer, Misbehaved};
 use crate::arenas::ZoneTotals;
 use crate::clients::Outgoing;
-use crate::descriptor;
 use crate::foreign::{self, ForeignFd};
 use crate::report::{self, Sources, Wanted};
 use crate::shm::ending::Ending;
@@ -13,7 +12,7 @@ use crate::steer::Also;
 use crate::turns::TURN;
 use crate::{limits, ChannelId, ConnId};
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{answer, request, Malformed, Message, Msg, Request};
 use rustix::io::Errno;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -21,175 +20,143 @@ use std::time::{Duration, Instant};
 /// Rounds of reading what a process that was replaced has sent last.
 const REQUESTS: usize = 1024;
 
+/// Whether a command, or the agent, may ask for this without being a process that uses the monitor.
+fn needs_no_hello(request: &Request) -> bool {
+    use Request as R;
+    matches!(request, R::Hello(_) | R::Report(_) | R::Steer(_) | R::Operate(_) | R::Agent(_))
+}
+
 impl Monitor {
-    /// Handles one request. `from`: the channel at which one goes on that has taken a turn already.
-    // Long: one arm for each kind of message: the table of who answers what.
+    /// Handles one packet. `from`: the channel at which a request goes on that has taken a turn already.
     pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<ForeignFd>, from: ChannelId) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
-        const ALONE: [u32; 5] = [kind::HELLO, kind::REPORT, kind::STEER, kind::OPERATE, kind::AGENT];
-        if self.shm.remote.is_line(id) {
-            return self.shm.agent_says(&mut self.ctx, id, &msg);
-        }
-        if !client.is_process() && !ALONE.contains(&msg.kind) {
-            return Err(Misbehaved("no HELLO"));
-        }
-        let answer = match msg.kind {
-            kind::HELLO => {
-                self.has_come();
-                self.shm.hello(&mut self.ctx, id, &msg)?
-            }
-            kind::LISTEN => self.shm.listen(&mut self.ctx, id, &msg, fd),
-            kind::WORKER => self.shm.worker(&mut self.ctx, id, &msg),
-            kind::CONNECT => self.shm.connect(&mut self.ctx, id, &msg, fd),
-            kind::PORTS => self.shm.ports(&mut self.ctx, id, &msg, fd),
-            kind::IN_USE => match self.shm.in_use(&msg, fd, from) {
-                Looked::Done(answer) => answer,
+        let (is_process, is_line) = (client.is_process(), self.shm.remote.is_line(id));
+        let answer = match Request::decode(&msg) {
+            Ok(request) if is_line => self.shm.agent_says(&mut self.ctx, request)?,
+            Ok(request) if !is_process && !needs_no_hello(&request) => return Err(Misbehaved("no HELLO")),
+            Ok(Request::InUse(asked)) => match self.shm.in_use(asked, fd, from) {
+                Looked::Done(answer) => Some(any(answer)),
                 Looked::Later(fd, next) => {
                     if let Some(client) = self.ctx.clients.get_mut(id) {
                         client.unfinished = Some((msg, fd, next));
                     }
-                    return Ok(());
+                    None
                 }
             },
-            kind::UNPUBLISH => self.shm.unpublish(&mut self.ctx, id, &msg, fd),
-            kind::OPTIONS => self.shm.mark_options(&mut self.ctx, id, &msg),
-            kind::SWITCH => self.shm.switch(&mut self.ctx, id, &msg, fd),
-            kind::CLAIM => self.shm.claim(&mut self.ctx, id, &msg),
-            kind::UPGRADE => self.shm.upgrade(&mut self.ctx, id, &msg, fd),
-            kind::OFFER => self.shm.offer_upgrade(&self.ctx, id, &msg, fd),
-            kind::MEET => self.shm.meet(&mut self.ctx, id, &msg, fd),
-            kind::AGENT => self.shm.agent_comes(&mut self.ctx, id, &msg),
-            kind::TRANSFER => self.shm.take(&mut self.ctx, id, &msg, fd),
-            kind::TRANSFERRED => {
-                self.shm.taken(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::RELEASE => {
-                self.shm.release(&mut self.ctx, id, &msg);
-                Ok((reply(&msg), None))
-            }
-            kind::REPORT => self.send_report(id, &msg),
-            kind::GROUP => self.zones.group(&mut self.ctx, id, &msg, fd),
-            kind::LOCAL => self.zones.local(&mut self.ctx, id, &msg, fd),
-            kind::CLONE => self.zones.clone_listener(&mut self.ctx, id, &msg, fd),
-            kind::BALANCE => self.zones.balance(&mut self.ctx, id, &msg),
-            kind::SHUT => self.zones.shut_group(&mut self.ctx, id, &msg),
-            kind::WAITING => self.zones.waiting(&mut self.ctx, id, &msg),
-            kind::COUNTED => {
-                if let Some(client) = self.ctx.clients.get_mut(id) {
-                    client.counted(&msg);
-                }
-                return Ok(());
-            }
-            kind::BROKEN => {
-                self.shm.broken(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::REST => {
-                self.shm.rests(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::PASSED => {
-                self.shm.note_passed(&self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::ARRIVES => {
-                self.shm.arrives_in(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::PEER_CLOSED => {
-                self.zones.peer_closed(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::SHARE => {
-                let _ = self.zones.share(&mut self.ctx, id, &msg, fd);
-                return Ok(());
-            }
-            kind::LEFT => {
-                self.zones.left(&mut self.ctx, id, &msg);
-                Ok((reply(&msg), None))
-            }
-            kind::STEER => self.steer_request(id, &msg, fd),
-            kind::OPERATE => self.operate(id, &msg, fd),
-            kind::KEEP => return self.shm.keep_for_successor(&mut self.ctx, id, &msg),
-            kind::INHERITED_ARENA => self.shm.inherited_arena(&self.ctx, id, &msg),
-            kind::CHANNEL_HANDLE => self.shm.channel_handle(&mut self.ctx, id, &msg),
-            kind::SETTLED => {
-                self.reclaim_predecessors(id);
-                self.shm.settled(&mut self.ctx, id, &msg)
-            }
-            kind::ADOPT => return self.shm.adopt(&mut self.ctx, id, &msg, fd),
-            kind::RENEW => {
-                self.shm.renew(&mut self.ctx, id, fd)?;
-                self.end_process(id);
-                return Ok(());
-            }
-            kind::ARENA => return self.shm.arena(&mut self.ctx, id, &msg, fd),
-            kind::ATTACH => return self.shm.attach(&mut self.ctx, id, &msg, fd),
-            kind::UNLISTEN => {
-                let shown = fd.and_then(|fd| descriptor::listening(fd.as_fd()).ok());
-                let listener = shown.map_or(Some(msg.id), |info| self.shm.listeners.by_cookie(info.cookie));
-                if let Some(listener) = listener {
-                    self.shm.unlisten(&mut self.ctx, id, listener, msg.arg0 != 0);
-                }
-                Ok((reply(&msg), None))
-            }
-            kind::RING => {
-                self.shm.ring(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::BRIEF => {
-                if let Some(client) = self.ctx.clients.get_mut(id).filter(|c| c.holds.contains(&msg.id)) {
-                    client.secret = msg.arg1;
-                    let (was, wanted) = (self.shm.registry.is_brief(msg.id), msg.arg0 == 1);
-                    if was != wanted && (was || client.marks.take(Instant::now())) {
-                        self.shm.registry.set_brief(msg.id, wanted);
-                    }
-                }
-                return Ok(());
-            }
-            kind::JOIN => {
-                self.ctx.clients.join_family(id, msg.id);
-                return Ok(());
-            }
-            kind::NEARER => {
-                let uid = client.uid;
-                if self.shm.listeners.has_port(msg.addr.port) {
-                    self.shm.have_ask_again(uid, uid == 0 || self.ctx.config.private);
-                }
-                return Ok(());
-            }
-            kind::WAKER => {
-                self.shm.waker(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            kind::WAKER_READY => {
-                self.shm.waker_ready(&mut self.ctx, id, &msg);
-                return Ok(());
-            }
-            _ => return Err(Misbehaved("unknown kind of message")),
+            Ok(request) => self.listen_to(id, request, fd)?,
+            Err(Malformed::Value) if is_process && !is_line => (msg.seq() != 0).then(|| Err(Errno::INVAL)),
+            Err(_) => return Err(Misbehaved("not a request")),
         };
+        let Some(answer) = answer else { return Ok(()) };
         self.refresh_steering();
+        let may_be_silent = msg.is::<request::Release>() || msg.is::<request::Left>() || msg.is::<request::Unlisten>();
         // With a number the process waits for the answer.
-        if msg.seq == 0 && matches!(msg.kind, kind::RELEASE | kind::LEFT | kind::UNLISTEN) {
-            return Ok(());
+        if msg.seq() != 0 || !may_be_silent {
+            let (out, fd) = match answer {
+                Ok((answer, fd)) => (answer.encode().numbered(msg.seq()), fd),
+                Err(errno) => (msg.refused(errno.raw_os_error()), None),
+            };
+            self.ctx.clients.send(id, Outgoing { msg: out, fd, unasked: false });
         }
-        let (msg, fd) = answer.unwrap_or_else(|errno| (Msg { result: errno.raw_os_error(), ..reply(&msg) }, None));
-        self.ctx.clients.send(id, Outgoing { msg, fd, unasked: false });
         Ok(())
+    }
+
+    /// Takes note of what processes tell. Requests with an answer go to [`Self::answer_to`].
+    fn listen_to(
+        &mut self,
+        id: ConnId,
+        request: Request,
+        fd: Option<ForeignFd>,
+    ) -> Result<Option<Answer<Message>>, Misbehaved> {
+        use Request as R;
+        let (ctx, shm, zones) = (&mut self.ctx, &mut self.shm, &mut self.zones);
+        match request {
+            R::Adopt(msg) => shm.adopt(ctx, id, msg, fd)?,
+            R::Arena(msg) => shm.arena(ctx, id, msg, fd)?,
+            R::Arrives(msg) => shm.arrives_in(ctx, id, msg),
+            R::Attach(msg) => shm.attach(ctx, id, msg, fd)?,
+            R::Brief(msg) => shm.brief(ctx, id, msg),
+            R::Broken(msg) => shm.broken(ctx, id, msg),
+            R::Counts(msg) => ctx.clients.get_mut(id).into_iter().for_each(|client| client.counted(msg)),
+            R::Join(msg) => ctx.clients.join_family(id, msg.secret),
+            R::Keep(msg) => shm.keep_for_successor(ctx, id, msg)?,
+            R::Nearer(msg) => shm.nearer(ctx, id, msg),
+            R::Passed(msg) => shm.note_passed(ctx, id, msg),
+            R::PeerClosed(msg) => zones.peer_closed(ctx, id, msg),
+            R::Renew(_) => {
+                shm.renew(ctx, id, fd)?;
+                self.end_process(id);
+            }
+            R::Rest(msg) => shm.rests(ctx, id, msg),
+            R::Ring(msg) => shm.ring(ctx, id, msg),
+            R::Share(msg) => _ = zones.share(ctx, id, msg, fd),
+            R::Transferred(msg) => shm.taken(ctx, id, msg),
+            R::Waker(msg) => shm.waker(ctx, id, msg),
+            R::WakerReady(msg) => shm.waker_ready(ctx, id, msg),
+            asked => return self.answer_to(id, asked, fd).map(Some),
+        }
+        Ok(None)
+    }
+
+    /// Which part of the monitor answers which request.
+    fn answer_to(
+        &mut self,
+        id: ConnId,
+        request: Request,
+        fd: Option<ForeignFd>,
+    ) -> Result<Answer<Message>, Misbehaved> {
+        use Request as R;
+        let (ctx, shm, zones) = (&mut self.ctx, &mut self.shm, &mut self.zones);
+        Ok(match request {
+            R::Agent(_) => any(shm.agent_comes(ctx, id)),
+            R::Balance(msg) => any(zones.balance(ctx, id, msg)),
+            R::ChannelHandle(msg) => any(shm.channel_handle(ctx, id, msg)),
+            R::Claim(msg) => any(shm.claim(ctx, id, msg)),
+            R::Clone(msg) => any(zones.clone_listener(ctx, id, msg, fd)),
+            R::Connect(msg) => any(shm.connect(ctx, id, msg, fd)),
+            R::Group(msg) => any(zones.group(ctx, id, msg, fd)),
+            R::Hello(msg) => {
+                self.has_come();
+                any(self.shm.hello(&mut self.ctx, id, msg)?)
+            }
+            R::InheritedArena(msg) => any(shm.inherited_arena(ctx, id, msg)),
+            R::Left(msg) => any(zones.left(ctx, id, msg)),
+            R::Listen(msg) => any(shm.listen(ctx, id, msg, fd)),
+            R::Local(msg) => any(zones.local(ctx, id, msg, fd)),
+            R::Meet(msg) => any(shm.meet(ctx, id, msg, fd)),
+            R::Offer(msg) => any(shm.offer_upgrade(ctx, id, msg, fd)),
+            R::Operate(msg) => any(self.operate(id, msg, fd)),
+            R::Options(msg) => any(shm.mark_options(ctx, id, msg)),
+            R::Ports(msg) => any(shm.ports(ctx, id, msg, fd)),
+            R::Release(msg) => any(shm.release(ctx, id, msg)),
+            R::Report(msg) => any(self.send_report(id, msg)),
+            R::Settled(_) => {
+                self.reclaim_predecessors(id);
+                any(self.shm.settled(&mut self.ctx, id))
+            }
+            R::Shut(msg) => any(zones.shut_group(ctx, id, msg)),
+            R::Steer(msg) => any(self.steer_request(id, msg, fd)),
+            R::Switch(msg) => any(shm.switch(ctx, id, msg, fd)),
+            R::Transfer(msg) => any(shm.take(ctx, id, msg, fd)),
+            R::Unlisten(msg) => any(shm.closes(ctx, id, msg, fd)),
+            R::Unpublish(msg) => any(shm.unpublish(ctx, id, msg, fd)),
+            R::Upgrade(msg) => any(shm.upgrade(ctx, id, msg, fd)),
+            R::Waiting(msg) => any(zones.waiting(ctx, id, msg)),
+            R::Worker(msg) => any(shm.worker(ctx, id, msg)),
+            _ => return Err(Misbehaved("not a request of a process")),
+        })
     }
 
     /// Nothing is done, for lack of a descriptor: the client does without.
     pub(crate) fn refuse_cut(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
-        tracing::warn!(process = %self.ctx.clients.name(id), kind = msg.kind, "out of descriptors");
-        match msg.kind {
-            // Rights that it has given up it must not keep here.
-            kind::RENEW => return Err(Misbehaved("out of descriptors for its new socket")),
-            _ if msg.seq == 0 => {}
-            _ => {
-                let msg = Msg { result: Errno::MFILE.raw_os_error(), ..reply(msg) };
-                self.ctx.clients.send(id, Outgoing { msg, fd: None, unasked: false });
-            }
+        tracing::warn!(process = %self.ctx.clients.name(id), kind = msg.kind(), "out of descriptors");
+        // The process must not keep rights here that it has given up.
+        if msg.is::<request::Renew>() {
+            return Err(Misbehaved("out of descriptors for its new socket"));
+        }
+        if msg.seq() != 0 {
+            let msg = msg.refused(Errno::MFILE.raw_os_error());
+            self.ctx.clients.send(id, Outgoing { msg, fd: None, unasked: false });
         }
         Ok(())
     }
@@ -208,12 +175,11 @@ impl Monitor {
         }
     }
 
-    fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
+    fn send_report(&mut self, id: ConnId, request::Report { reset, brief }: request::Report) -> Answer<answer::Report> {
         let viewer = self.ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
-        let reset = msg.arg1 == 1;
-        let wanted = Wanted { viewer, is_brief: msg.arg2 == 1 };
+        let wanted = Wanted { viewer, is_brief: brief };
         if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
-            return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
+            return Ok((answer::Report { length }, Some(Rc::new(fd))));
         }
         let began = report::cpu_time();
         let report = self.report(wanted);
@@ -221,11 +187,11 @@ impl Monitor {
             let private = self.ctx.config.private;
             self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
         }
-        let (answer, fd) = answer_json(msg, viewer, &report)?;
+        let (length, fd) = answer_json(viewer, &report)?;
         if let Some(fd) = fd.as_ref() {
-            self.reports.keep(wanted, answer.arg0, fd, report::cpu_time().saturating_sub(began));
+            self.reports.keep(wanted, length, fd, report::cpu_time().saturating_sub(began));
         }
-        Ok((answer, fd))
+        Ok((answer::Report { length }, fd))
     }
 
     /// Sets the counters of what a user sees to zero: accepts and selections.
@@ -240,19 +206,20 @@ impl Monitor {
         self.zones.reset(sees);
     }
 
-    fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        let text = request_text(msg, fd)?;
+    fn steer_request(&mut self, id: ConnId, msg: request::Steer, fd: Option<ForeignFd>) -> Answer<answer::Steer> {
+        let text = request_text(msg.length, fd)?;
         let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
         let sender = self.ctx.policy.sender.as_ref().ok_or(Errno::PERM)?;
         let done = self.ctx.broker.steer(&text, client.fd.as_fd(), sender)?;
         self.steered(&done);
-        answer_json(msg, 0, &done.answer)
+        answer_json(0, &done.answer).map(|(length, fd)| (answer::Steer { length }, fd))
     }
 
-    fn operate(&mut self, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        let request = serde_json::from_slice(&request_text(msg, fd)?).map_err(|_| Errno::INVAL)?;
+    fn operate(&mut self, id: ConnId, msg: request::Operate, fd: Option<ForeignFd>) -> Answer<answer::Operate> {
+        let request = serde_json::from_slice(&request_text(msg.length, fd)?).map_err(|_| Errno::INVAL)?;
         let uid = self.ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
-        answer_json(msg, uid, &self.shm.operate(&mut self.ctx, id, &request)?)
+        let done = self.shm.operate(&mut self.ctx, id, &request)?;
+        answer_json(uid, &done).map(|(length, fd)| (answer::Operate { length }, fd))
     }
 
     /// A process is gone (or is treated as if): everything it held goes.
@@ -372,11 +339,11 @@ impl Monitor {
 }
 
 /// A request that is too long for a message.
-fn request_text(msg: &Msg, fd: Option<ForeignFd>) -> Result<Vec<u8>, Errno> {
+fn request_text(length: u64, fd: Option<ForeignFd>) -> Result<Vec<u8>, Errno> {
     let fd = fd.ok_or(Errno::BADF)?;
     // Sealed, so that reading it cannot block.
     let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
-    let length = msg.arg0 as usize;
+    let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
     if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::REQUEST {
         return Err(Errno::INVAL);
     }

@@ -15,7 +15,7 @@ use crate::foreign::ForeignFd;
 use crate::sockdiag::SockDiag;
 use crate::ConnId;
 use fsocket_bpf::closings::Counts;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::notice;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -60,7 +60,7 @@ impl Closings {
         let fd = page.clone();
         if ctx.clients.get_mut(id).is_some_and(|c| !std::mem::replace(&mut c.has_closings, true)) {
             // Read on the way to that answer, so not one to be counted.
-            let out = Outgoing { msg: Msg::new(kind::CLOSINGS), fd: Some(fd), unasked: false };
+            let out = Outgoing { unasked: false, ..Outgoing::with(notice::Closings {}, fd) };
             ctx.clients.send(id, out);
         }
         count

@@ -7,7 +7,7 @@
 //! the descriptors: if a rule that comes later, or a link that goes down, ends it, the
 //! connection in shared memory ends with it. ADR 50.
 
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
@@ -16,9 +16,9 @@ use crate::shm::offers::End;
 use crate::shm::state::Shm;
 use crate::shm::upgrade::{destination_of, end_of, listener_at};
 use crate::shm::wake::close_side;
-use crate::{ChannelId, ConnId, ListenerId};
-use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
-use fsocket_proto::Msg;
+use crate::{ConnId, ListenerId};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
+use fsocket_proto::{answer, request};
 use fsocket_sync::atomic::Ordering;
 use rustix::event::epoll::{add, EventData, EventFlags};
 use rustix::fd::BorrowedFd;
@@ -126,18 +126,27 @@ impl Shm {
         Ok((listener, by, peer))
     }
 
-    /// [`fsocket_proto::kind::MEET`].
-    pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Meet`].
+    pub fn meet(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        request::Meet { here }: request::Meet,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Meet> {
         let fd = fd.ok_or(Errno::BADF)?;
-        if let Some(answer) = self.meet_remote(ctx, id, msg, fd.as_fd()).filter(|_| msg.arg1 == 0) {
-            return answer;
-        }
-        let (listener, by, to) = match msg.arg1 {
-            0 => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
-            _ => self.offered_here(ctx, id, fd.as_fd())?,
+        let listener = match self.meet_remote(ctx, id, fd.as_fd()).filter(|_| !here) {
+            Some(listener) => listener?,
+            None => {
+                let (listener, by, to) = match here {
+                    false => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
+                    true => self.offered_here(ctx, id, fd.as_fd())?,
+                };
+                self.judge_pair(ctx, id, fd.as_fd(), listener, by, to)?;
+                listener
+            }
         };
-        self.judge_pair(ctx, id, fd.as_fd(), listener, by, to)?;
-        self.channel_to(ctx, id, listener, msg, 0)
+        self.channel_to(ctx, id, listener, None).map(|(answer, fd)| (answer.into(), fd))
     }
 
     /// Whether the process `id` may have this very connection, which `by` has, in a channel to `listener`. Asked for each
@@ -168,24 +177,23 @@ impl Shm {
         Ok(())
     }
 
-    /// [`fsocket_proto::kind::UPGRADE`] after [`Shm::meet`], perhaps of another connection to the same listener.
+    /// [`request::Upgrade`] after [`Shm::meet`], perhaps of another connection to the same listener. Returns the patience
+    /// that its client needs.
     pub fn upgrade_pair(
         &mut self,
         ctx: &mut Context,
         id: ConnId,
-        channel: ChannelId,
-        msg: &Msg,
+        msg: request::Upgrade,
         fd: BorrowedFd<'_>,
-    ) -> Answer {
-        if let Some(answer) = self.upgrade_remote(ctx, id, channel, msg, fd) {
-            return answer;
+    ) -> Result<u64, Errno> {
+        if let Some(patience) = self.upgrade_remote(ctx, id, msg, fd) {
+            return patience;
         }
         let there = self.offered(id, fd)?;
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let other_family = ctx.clients.get(there.by).ok_or(Errno::NOENT)?.family;
-        let ch = self.party(ctx, id, channel)?;
-        let fits = ch.is_party(CLIENT, family) && ch.listener == there.listener && msg.arg0 < SLOTS as u64;
-        if !fits {
+        let ch = self.party(ctx, id, msg.channel)?;
+        if !ch.is_party(CLIENT, family) || ch.listener != there.listener {
             return Err(Errno::INVAL);
         }
         if !ch.is_party(SERVER, other_family) {
@@ -200,9 +208,9 @@ impl Shm {
         if let Some(record) = &self.pairs.record {
             record.watch(fd);
         }
-        self.pairs.goes_over((channel, msg.arg0 as usize), msg.arg1 as u32, [there.own, there.other]);
-        self.hand_over(ctx, channel, msg, there.by, there.name)?;
-        Ok((reply(msg), None))
+        self.pairs.goes_over((msg.channel, msg.slot), msg.generation, [there.own, there.other]);
+        self.hand_over(ctx, &msg, there.by, there.name)?;
+        Ok(0)
     }
 
     /// The kernel has ended connections whose bytes go through shared memory: they end there, too.

@@ -2,7 +2,7 @@
 //! socket.
 
 use crate::address::{V4_ANY, V6_ANY};
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::descriptor::{self, Reuse};
 use crate::foreign::ForeignFd;
 use crate::shm::channels::Channel;
@@ -10,7 +10,7 @@ use crate::shm::Shm;
 use crate::turns::TURN;
 use crate::ChannelId;
 use fsocket_abi::channel::{sharing, slot_state, status, Slot, CLIENT, SERVER};
-use fsocket_proto::{Addr, Msg};
+use fsocket_proto::{answer, request, Addr};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -19,26 +19,26 @@ use std::time::Instant;
 
 /// An answer to IN_USE, or where the look goes on in the user's next turn.
 pub enum Looked {
-    Done(Answer),
+    Done(Answer<answer::InUse>),
     Later(ForeignFd, ChannelId),
 }
 
 impl Shm {
-    /// [`fsocket_proto::kind::IN_USE`]. `from`: the first channel that has not been looked at.
-    pub fn in_use(&mut self, msg: &Msg, fd: Option<ForeignFd>, from: ChannelId) -> Looked {
+    /// [`request::InUse`]. `from`: the first channel that has not been looked at.
+    pub fn in_use(&self, msg: request::InUse, fd: Option<ForeignFd>, from: ChannelId) -> Looked {
         let Some(fd) = fd else { return Looked::Done(Err(Errno::BADF)) };
         match self.look(msg, fd.as_fd(), from) {
             Ok(Some(next)) => Looked::Later(fd, next),
-            Ok(None) => Looked::Done(Ok((reply(msg), None))),
+            Ok(None) => Looked::Done(Ok((answer::InUse {}, None))),
             Err(e) => Looked::Done(Err(e)),
         }
     }
 
     /// For a turn. The channel at which it goes on; none: the address is free.
-    fn look(&self, msg: &Msg, fd: BorrowedFd<'_>, from: ChannelId) -> Result<Option<ChannelId>, Errno> {
+    fn look(&self, msg: request::InUse, fd: BorrowedFd<'_>, from: ChannelId) -> Result<Option<ChannelId>, Errno> {
         let began = Instant::now();
         let netns = descriptor::netns_cookie(fd)?;
-        let bound = if msg.arg0 != 0 { Some(descriptor::bound_port(fd)?) } else { None };
+        let bound = if msg.connects { Some(descriptor::bound_port(fd)?) } else { None };
         let asked = Asked {
             addr: msg.addr,
             v6only: i32::from(msg.addr.family) == libc::AF_INET6 && sockopt::ipv6_v6only(fd)?,

@@ -3,32 +3,38 @@
 use super::channels::Channel;
 use super::ports::BLOCK;
 use super::state::Shm;
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
 use crate::{limits, ChannelId, ConnId, FamilyId};
 use fsocket_abi::channel::{CLIENT, SLOTS};
 use fsocket_proto::registry::lessee;
-use fsocket_proto::Msg;
+use fsocket_proto::{answer, request};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 
 impl Shm {
-    pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        if msg.arg2 != 0 {
-            return self.lease_again(ctx, id, msg);
+    /// [`request::Ports`].
+    pub fn ports(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Ports,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Ports> {
+        if let Some(first) = msg.again {
+            return self.lease_again(ctx, id, msg.channel, first);
         }
         if let Some(fd) = fd {
-            let port = self.bound_port(ctx, id, msg, &fd)?;
-            return Ok((Msg { arg0: u64::from(port), arg1: 1, ..reply(msg) }, None));
+            let port = self.bound_port(ctx, id, msg.channel, &fd)?;
+            return Ok((answer::Ports { first: port, count: 1 }, None));
         }
         // For a channel that is not its own client's it is kept until the process ends.
-        let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
-        let channel = ChannelId::try_from(msg.id).ok().filter(own).unwrap_or(0);
-        let first = self.lease_ports(ctx, id, channel)?;
-        Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
+        let is_own = self.channels.get(msg.channel).is_some_and(|ch| ch.client == id);
+        let first = self.lease_ports(ctx, id, if is_own { msg.channel } else { 0 })?;
+        Ok((answer::Ports { first, count: BLOCK.into() }, None))
     }
 
     pub fn lease_ports(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
@@ -109,9 +115,8 @@ impl Shm {
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
     /// have it, so the socket that is shown last has the better right.
-    fn bound_port(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &ForeignFd) -> Result<u16, Errno> {
+    fn bound_port(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId, fd: &ForeignFd) -> Result<u16, Errno> {
         let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
-        let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
         let ch = self.channels.get(channel).filter(|ch| ch.client == id).ok_or(Errno::NOENT)?;
         if ch.netns != netns || ch.bound.len() >= limits::BOUND_PER_CHANNEL {
             return Err(Errno::ADDRINUSE);

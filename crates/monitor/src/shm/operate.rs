@@ -11,7 +11,7 @@ use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 
 impl Shm {
-    /// [`fsocket_proto::kind::OPERATE`].
+    /// [`fsocket_proto::request::Operate`].
     ///
     /// # Errors
     /// ENOENT: nobody is meant. EPERM: not by this user.

@@ -6,7 +6,7 @@
 //! socket then stays where it is. See ADR 52.
 
 use crate::{shares, ConnId};
-use fsocket_proto::passed;
+use fsocket_proto::values::Passing;
 use std::collections::{BTreeSet, HashMap};
 
 /// Sockets that are remembered, of all users ([`shares`]): one alone gets half.
@@ -71,7 +71,7 @@ impl User {
 }
 
 impl Passed {
-    pub fn note(&mut self, (uid, cookie): (u32, u64), by: ConnId, what: u64) {
+    pub fn note(&mut self, (uid, cookie): (u32, u64), by: ConnId, what: Passing) {
         let user = self.users.entry(uid).or_default();
         if !user.sockets.contains_key(&cookie) {
             let admits = |own: usize, all: usize| shares::admits(own as u64, all as u64, 1, MOST as u64);
@@ -85,19 +85,19 @@ impl Passed {
         }
         let s = user.sockets.entry(cookie).or_default();
         match what {
-            passed::SENT => {
+            Passing::Sent => {
                 s.in_flight += 1;
                 s.add_holder(by);
                 s.by = Some(by);
             }
-            passed::NOT_SENT => s.in_flight -= 1,
-            passed::ARRIVED => {
+            Passing::NotSent => s.in_flight -= 1,
+            Passing::Arrived => {
                 s.in_flight -= 1;
                 // Twice in one process, which does not know that they are the same.
                 s.is_shared |= !s.add_holder(by);
             }
-            passed::RELEASED => drop(s.holders.remove(&by)),
-            _ => s.is_shared = true,
+            Passing::Released => drop(s.holders.remove(&by)),
+            Passing::Shared => s.is_shared = true,
         }
         if s.is_over() {
             user.sockets.remove(&cookie);
@@ -137,7 +137,7 @@ mod tests {
 
     const KEY: (u32, u64) = (1, 77);
 
-    fn after(steps: &[(ConnId, u64)]) -> Passed {
+    fn after(steps: &[(ConnId, Passing)]) -> Passed {
         let mut p = Passed::default();
         steps.iter().for_each(|(by, what)| p.note(KEY, *by, *what));
         p
@@ -145,66 +145,66 @@ mod tests {
 
     #[test]
     fn only_the_last_holder_is_alone() {
-        use passed::*;
-        let way = [(1, SENT), (2, ARRIVED), (1, RELEASED)];
+        use Passing::*;
+        let way = [(1, Sent), (2, Arrived), (1, Released)];
         assert_eq!(after(&way).alone(KEY, 2), Some(Some(1)));
         assert_eq!(after(&way).alone(KEY, 1), None);
         assert_eq!(after(&way).alone((2, 77), 2), None);
         // Whichever is heard first.
-        assert_eq!(after(&[(2, ARRIVED), (1, SENT), (1, RELEASED)]).alone(KEY, 2), Some(Some(1)));
+        assert_eq!(after(&[(2, Arrived), (1, Sent), (1, Released)]).alone(KEY, 2), Some(Some(1)));
         for part in [&way[..2], &way[1..2], &way[..1]] {
             assert_eq!(after(part).alone(KEY, 2), None, "{part:?}");
         }
-        assert_eq!(after(&[(1, SENT), (1, SENT), (2, ARRIVED), (1, RELEASED)]).alone(KEY, 2), None);
+        assert_eq!(after(&[(1, Sent), (1, Sent), (2, Arrived), (1, Released)]).alone(KEY, 2), None);
         assert_eq!(
-            after(&[(1, SENT), (1, NOT_SENT), (1, SENT), (2, ARRIVED), (1, RELEASED)]).alone(KEY, 2),
+            after(&[(1, Sent), (1, NotSent), (1, Sent), (2, Arrived), (1, Released)]).alone(KEY, 2),
             Some(Some(1))
         );
-        assert_eq!(after(&[(1, SENT), (2, ARRIVED), (1, SHARED), (1, RELEASED)]).alone(KEY, 2), None);
+        assert_eq!(after(&[(1, Sent), (2, Arrived), (1, Shared), (1, Released)]).alone(KEY, 2), None);
         // A process that sends itself what it keeps.
-        assert_eq!(after(&[(1, SENT), (1, ARRIVED)]).alone(KEY, 1), None);
-        assert_eq!(after(&[(1, SENT), (1, RELEASED), (1, ARRIVED)]).alone(KEY, 1), Some(Some(1)));
+        assert_eq!(after(&[(1, Sent), (1, Arrived)]).alone(KEY, 1), None);
+        assert_eq!(after(&[(1, Sent), (1, Released), (1, Arrived)]).alone(KEY, 1), Some(Some(1)));
     }
 
     #[test]
     fn a_process_that_ends_has_nothing_and_nothing_is_left_of_it() {
-        use passed::*;
-        let mut p = after(&[(1, SENT), (2, ARRIVED)]);
+        use Passing::*;
+        let mut p = after(&[(1, Sent), (2, Arrived)]);
         p.leave(1, 1, false);
         assert_eq!(p.alone(KEY, 2), Some(Some(1)));
         p.leave(1, 2, false);
         assert_eq!(p.all, 0);
-        let mut p = after(&[(1, SENT), (2, ARRIVED)]);
+        let mut p = after(&[(1, Sent), (2, Arrived)]);
         p.leave(1, 1, true);
         assert_eq!(p.alone(KEY, 2), None);
-        assert!(after(&[(1, SENT), (2, ARRIVED), (1, RELEASED), (2, RELEASED)]).all == 0);
+        assert!(after(&[(1, Sent), (2, Arrived), (1, Released), (2, Released)]).all == 0);
     }
 
     #[test]
     fn what_is_never_received_does_not_pile_up() {
         let mut p = Passed::default();
         for cookie in 0..3 * MOST as u64 {
-            p.note((1, cookie), 1, passed::SENT);
-            p.note((1, cookie), 1, passed::RELEASED);
+            p.note((1, cookie), 1, Passing::Sent);
+            p.note((1, cookie), 1, Passing::Released);
         }
         assert!(p.all <= MOST / 2);
-        p.note((1, 7 * MOST as u64), 1, passed::SENT);
+        p.note((1, 7 * MOST as u64), 1, Passing::Sent);
         assert!(p.users[&1].sockets.contains_key(&(7 * MOST as u64)), "there is room again");
     }
 
     /// A user that holds all it can takes no room from another one, and is not looked through for each message.
     #[test]
     fn a_user_fills_its_own_share() {
-        use passed::*;
+        use Passing::*;
         let mut p = Passed::default();
         let mut looks = 0;
         for cookie in 0..2 * MOST as u64 {
-            p.note((1, cookie), 1, SENT);
+            p.note((1, cookie), 1, Sent);
             looks += usize::from(p.users[&1].refused == 1);
         }
         assert_eq!(p.all, MOST / 2);
         assert!((1..=2 * MOST / SELDOM).contains(&looks), "{looks}");
-        for (by, what) in [(3, SENT), (4, ARRIVED), (3, RELEASED)] {
+        for (by, what) in [(3, Sent), (4, Arrived), (3, Released)] {
             p.note((2, 77), by, what);
         }
         assert_eq!(p.alone((2, 77), 4), Some(Some(3)));
@@ -215,17 +215,17 @@ mod tests {
 
     #[test]
     fn a_socket_of_very_many_is_shared() {
-        let mut p = after(&[(1, passed::SENT)]);
+        let mut p = after(&[(1, Passing::Sent)]);
         for id in 2..100 {
-            p.note(KEY, id, passed::SENT);
+            p.note(KEY, id, Passing::Sent);
         }
         assert_eq!(p.users[&1].sockets[&77].holders.len(), HOLDERS);
         for id in 1..100 {
-            p.note(KEY, id, passed::RELEASED);
-            p.note(KEY, 100, passed::NOT_SENT);
+            p.note(KEY, id, Passing::Released);
+            p.note(KEY, 100, Passing::NotSent);
         }
-        p.note(KEY, 100, passed::SENT);
-        p.note(KEY, 100, passed::NOT_SENT);
+        p.note(KEY, 100, Passing::Sent);
+        p.note(KEY, 100, Passing::NotSent);
         assert_eq!(p.alone(KEY, 100), None);
     }
 }

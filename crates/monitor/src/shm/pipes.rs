@@ -2,13 +2,14 @@
 
 use crate::foreign::ForeignFd;
 use crate::ConnId;
+use fsocket_proto::values::Waiter;
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
 
 /// A sleeper (process, waker, waiter) and the process that wakes it.
-pub type Pair = (ConnId, u8, u64, ConnId);
+pub type Pair = (ConnId, u8, Waiter, ConnId);
 
 /// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.
 #[derive(Default)]

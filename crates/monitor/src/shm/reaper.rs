@@ -14,7 +14,7 @@ use crate::shm::wake::{close_side, closing_bits, free_waiters, has_unread, wake_
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::notice;
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::token::in_critical_section;
 use std::collections::BTreeSet;
@@ -286,8 +286,7 @@ impl Shm {
         let known_to = self.channels.get(channel).map(|ch| ch.known_to.clone()).unwrap_or_default();
         for member in known_to {
             if ctx.clients.get(member).is_some_and(|c| families.contains(&c.family)) {
-                let msg = Msg { id: u64::from(channel), arg0: broken.into(), ..Msg::new(kind::CHANNEL_GONE) };
-                ctx.clients.notify(member, msg);
+                ctx.clients.notify(member, notice::ChannelGone { channel, broken });
             }
         }
     }

@@ -5,7 +5,7 @@
 //! monitor gives nothing away by believing which of the two ends it has. The rest is proven: a process that binds a
 //! channel to a listener holds that listener, and processes of one fork group show the same arena with the same rights.
 
-use crate::answer::{reply, Answer, Misbehaved};
+use crate::answer::{Answer, Misbehaved};
 use crate::context::Context;
 use crate::descriptor::Reuse;
 use crate::foreign::ForeignFd;
@@ -17,7 +17,7 @@ use crate::{limits, shares, ChannelId, ConnId, FamilyId, NOBODY};
 use fsocket_abi::arena::{Counter, COUNTERS};
 use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_proto::registry::lessee;
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::{answer, notice, request, Addr};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::fs::SealFlags;
@@ -28,8 +28,8 @@ use std::io;
 use std::rc::Rc;
 
 /// A process with a library of another version. It is told so, and gets nothing else.
-pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<Rc<ForeignFd>>) {
-    let (ours, theirs) = (fsocket_abi::VERSION, msg.arg1);
+pub fn other_version(ctx: &mut Context, id: ConnId, theirs: u64) -> Errno {
+    let ours = fsocket_abi::VERSION;
     if let Some(client) = ctx.clients.get(id) {
         ctx.ended.counters.entry(client.uid).or_insert([0; COUNTERS.len()])[Counter::FbVersion as usize] += 1;
         let name = std::fs::read_to_string(format!("/proc/{}/comm", client.pid)).unwrap_or_default();
@@ -39,7 +39,7 @@ pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<R
             "its library has ABI {theirs}, this monitor {ours}: it uses the kernel until it is restarted"
         );
     }
-    (Msg { result: Errno::PROTO.raw_os_error(), arg0: ours.into(), ..reply(msg) }, None)
+    Errno::PROTO
 }
 
 /// An arena that another process with the same rights has shown: both are of one fork group. False: it is not known.
@@ -81,10 +81,16 @@ impl Shm {
     }
 
     /// A lease that a channel has from before.
-    pub fn lease_again(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
-        let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
-        let channel = ChannelId::try_from(msg.id).ok().filter(own).ok_or(Errno::NOENT)?;
-        let first = u16::try_from(msg.arg2).map_err(|_| Errno::INVAL)?;
+    pub fn lease_again(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        channel: ChannelId,
+        first: u16,
+    ) -> Answer<answer::Ports> {
+        if self.channels.get(channel).is_none_or(|ch| ch.client != id) {
+            return Err(Errno::NOENT);
+        }
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let kept = self.family_leases.get_mut(&family);
         // Its channels may share a block, to different destinations: the client's own concern, as the servers may
@@ -104,7 +110,7 @@ impl Shm {
         if let Some(client) = ctx.clients.get_mut(id) {
             client.leases.add(channel, first);
         }
-        Ok((reply(msg), None))
+        Ok((answer::Ports { first, count: BLOCK.into() }, None))
     }
 
     /// A process shows a channel of which it is at one side.
@@ -112,13 +118,11 @@ impl Shm {
         &mut self,
         ctx: &mut Context,
         id: ConnId,
-        msg: &Msg,
+        msg: request::Attach,
         fd: Option<ForeignFd>,
     ) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ATTACH without a descriptor"))?;
-        let channel =
-            ChannelId::try_from(msg.id).ok().filter(|c| lessee(*c) != 0).ok_or(Misbehaved("ATTACH of no channel"))?;
-        let side = msg.arg0 as usize;
+        let channel = Some(msg.channel).filter(|c| lessee(*c) != 0).ok_or(Misbehaved("ATTACH of no channel"))?;
         let Some(client) = ctx.clients.get(id) else { return Ok(()) };
         let (uid, pid, family) = (client.uid, client.pid, client.family);
         if self.channels.get(channel).is_none() {
@@ -138,12 +142,12 @@ impl Shm {
             return Ok(());
         }
         let was_whole = self.channels.get(channel).is_some_and(Channel::is_whole);
-        let done = match side {
+        let done = match msg.side.0 {
             CLIENT => {
                 let has_left = self.has_share(ctx, uid, shares::CHANNEL);
-                self.attach_client(channel, (id, uid, pid, family), msg.arg2 == 1, has_left)
+                self.attach_client(channel, (id, uid, pid, family), msg.opens, has_left)
             }
-            SERVER => self.attach_server(ctx, channel, id, family, msg.arg1),
+            SERVER => self.attach_server(ctx, channel, id, family, msg.listener),
             _ => return Err(Misbehaved("ATTACH to no side")),
         };
         if let Some(ch) = self.channels.get_mut(channel).filter(|_| done) {
@@ -245,8 +249,7 @@ fn channel_memory(fd: ForeignFd, id: ChannelId) -> io::Result<ChannelMem> {
 }
 
 fn tell_watched_of(ctx: &mut Context, process: ConnId, channel: ChannelId) {
-    let msg = Msg { id: u64::from(channel), ..Msg::new(kind::WATCHED) };
-    ctx.clients.notify(process, msg);
+    ctx.clients.notify(process, notice::Watched { channel });
 }
 
 /// Of which neither side is known yet.

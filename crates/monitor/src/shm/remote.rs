@@ -5,7 +5,7 @@
 //! accepted it, the stand-in opens. At what moment the stream is at rest the two programs' ends say, and not the
 //! stand-in's, so the counts in the slot are put in place here.
 
-use crate::answer::{answer_json, reply, Answer, Misbehaved};
+use crate::answer::{answer_json, any, Answer, Misbehaved};
 use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::descriptor;
@@ -13,9 +13,9 @@ use crate::shm::offers::End;
 use crate::shm::stand_ins::{Accepted, Agent, Remote, Wish};
 use crate::shm::state::Shm;
 use crate::shm::upgrade::{end_of, listener_at};
-use crate::{ChannelId, ConnId};
-use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
-use fsocket_proto::{agent, Msg};
+use crate::{ConnId, ListenerId};
+use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
+use fsocket_proto::{answer, notice, request, Message, Request};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -41,8 +41,8 @@ fn wire(addr: SocketAddr) -> ([u8; 16], u16) {
 }
 
 impl Shm {
-    /// [`fsocket_proto::kind::AGENT`].
-    pub fn agent_comes(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    /// [`request::Agent`].
+    pub fn agent_comes(&mut self, ctx: &mut Context, id: ConnId) -> Answer<answer::Agent> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let (pid, uid) = (client.pid, client.uid);
         let is_own = ctx.config.private && uid == rustix::process::geteuid().as_raw();
@@ -58,35 +58,25 @@ impl Shm {
         }
         let (known, families) = (std::mem::take(&mut self.remote.known), std::mem::take(&mut self.remote.families));
         self.remote = Remote { agent: Some(Agent { line: id, pid }), known, families, ..Remote::default() };
-        answer_json(msg, uid, links)
+        answer_json(uid, links).map(|(length, fd)| (answer::Agent { length }, fd))
     }
 
-    /// The agent's other messages.
-    pub fn agent_says(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
-        let done = match msg.kind {
-            agent::LINK => self.link(ctx, IpAddr::V6(Ipv6Addr::from(msg.addr.ip)).to_canonical(), msg.arg0 == 1),
-            agent::PAIR => self.pair(ctx, msg),
-            agent::COUNTS => {
-                self.remote.counts = (msg.id, [msg.arg0, msg.arg1]);
-                return Ok(());
-            }
-            agent::TAKE => {
-                self.agent_takes(ctx, msg);
-                return Ok(());
-            }
-            agent::REFUSE => {
-                self.agent_refuses(msg.id);
-                return Ok(());
-            }
+    /// The agent's other messages. `None`: not answered.
+    pub fn agent_says(&mut self, ctx: &mut Context, said: Request) -> Result<Option<Answer<Message>>, Misbehaved> {
+        match said {
+            Request::Link(msg) => return Ok(Some(any(self.link(ctx, msg).map(|()| (answer::Link {}, None))))),
+            Request::Pair(msg) => return Ok(Some(any(self.pair(ctx, msg).map(|()| (answer::Pair {}, None))))),
+            Request::RemoteCounts(msg) => self.remote.counts = (msg.name, [msg.sent, msg.received]),
+            Request::Take(msg) => self.agent_takes(ctx, msg),
+            Request::Refuse(msg) => self.agent_refuses(msg.wish),
             _ => return Err(Misbehaved("the agent says something unknown")),
-        };
-        let result = done.err().map_or(0, |e| e.raw_os_error());
-        ctx.clients.send(id, Outgoing { msg: Msg { result, ..reply(msg) }, fd: None, unasked: false });
-        Ok(())
+        }
+        Ok(None)
     }
 
-    fn link(&mut self, ctx: &Context, host: IpAddr, up: bool) -> Result<(), Errno> {
-        if !up {
+    fn link(&mut self, ctx: &Context, msg: request::Link) -> Result<(), Errno> {
+        let host = IpAddr::V6(Ipv6Addr::from(msg.host)).to_canonical();
+        if !msg.up {
             if self.remote.linked.remove(&host) {
                 tracing::info!(%host, "connections to this host do not go over any more");
             }
@@ -133,11 +123,16 @@ impl Shm {
         Some(listener.ok_or(Errno::NOENT).map(|l| self.remote.offers.add(*end, id, (name, l))))
     }
 
-    /// [`fsocket_proto::kind::MEET`] of a connection to a host that is linked, or of a stand-in.
-    pub fn meet_remote(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: BorrowedFd<'_>) -> Option<Answer> {
+    /// [`request::Meet`] of a connection to a host that is linked, or of a stand-in: to which listener the channel is.
+    pub fn meet_remote(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        fd: BorrowedFd<'_>,
+    ) -> Option<Result<ListenerId, Errno>> {
         if self.remote.is_agent(ctx, id) {
-            let pair = socket_cookie(fd).ok().and_then(|cookie| self.remote.pairs.get(&cookie).copied());
-            return Some(pair.ok_or(Errno::NOENT).and_then(|p| self.channel_to(ctx, id, p.listener, msg, 0)));
+            let pair = socket_cookie(fd).ok().and_then(|cookie| self.remote.pairs.get(&cookie));
+            return Some(pair.map(|p| p.listener).ok_or(Errno::NOENT));
         }
         let end = end_of(fd).ok()?;
         if !self.remote.is_linked(ctx, &end) {
@@ -146,34 +141,34 @@ impl Shm {
         }
         let agent = self.remote.agent(ctx)?;
         let listener = ctx.clients.get(agent).and_then(|c| c.works.first().copied());
-        Some(match listener {
-            _ if ctx.is_off(id) => Err(Errno::BUSY),
-            Some(listener) => {
-                let _ = ctx.note_party(id, true);
-                self.channel_to(ctx, id, listener, msg, 0)
-            }
-            None => Err(Errno::NOENT),
-        })
+        if ctx.is_off(id) {
+            return Some(Err(Errno::BUSY));
+        }
+        if listener.is_some() {
+            let _ = ctx.note_party(id, true);
+        }
+        Some(listener.ok_or(Errno::NOENT))
     }
 
-    /// [`fsocket_proto::kind::UPGRADE`] after [`Shm::meet_remote`].
+    /// [`request::Upgrade`] after [`Shm::meet_remote`]: how long the other host may take, milliseconds.
     pub fn upgrade_remote(
         &mut self,
         ctx: &mut Context,
         id: ConnId,
-        channel: ChannelId,
-        msg: &Msg,
+        msg: request::Upgrade,
         fd: BorrowedFd<'_>,
-    ) -> Option<Answer> {
-        if self.remote.is_agent(ctx, id) {
+    ) -> Option<Result<u64, Errno>> {
+        let asked = if self.remote.is_agent(ctx, id) {
             let pair = socket_cookie(fd).ok().and_then(|cookie| self.remote.pairs.get(&cookie).copied());
-            return Some(pair.ok_or(Errno::NOENT).and_then(|p| self.stand_in_opens(ctx, id, channel, msg, &p)));
-        }
-        let end = end_of(fd).ok()?;
-        if !self.remote.is_linked(ctx, &end) {
-            return self.remote.known.contains(&end.2.ip()).then_some(Err(Errno::NOENT));
-        }
-        Some(self.wish(ctx, id, channel, msg, &end))
+            pair.ok_or(Errno::NOENT).and_then(|p| self.stand_in_opens(ctx, id, msg, &p))
+        } else {
+            let end = end_of(fd).ok()?;
+            if !self.remote.is_linked(ctx, &end) {
+                return self.remote.known.contains(&end.2.ip()).then_some(Err(Errno::NOENT));
+            }
+            self.wish(ctx, id, msg, &end)
+        };
+        Some(asked.map(|()| PATIENCE_MS))
     }
 
     /// The stand-in has opened a slot for a connection that a program has accepted.
@@ -181,33 +176,31 @@ impl Shm {
         &mut self,
         ctx: &mut Context,
         id: ConnId,
-        channel: ChannelId,
-        msg: &Msg,
+        msg: request::Upgrade,
         to: &Accepted,
-    ) -> Answer {
+    ) -> Result<(), Errno> {
         let family = ctx.clients.get(to.by).ok_or(Errno::NOENT)?.family;
-        let ch = self.party(ctx, id, channel)?;
-        if ch.client != id || ch.listener != to.listener || msg.arg0 >= SLOTS as u64 {
+        let ch = self.party(ctx, id, msg.channel)?;
+        if ch.client != id || ch.listener != to.listener {
             return Err(Errno::INVAL);
         }
         if !ch.is_party(SERVER, family) || ctx.is_off(to.by) {
             return Err(Errno::NOENT);
         }
-        let at = &ch.mem.slot(msg.arg0 as usize).migrated[0];
+        let at = &ch.mem.slot(msg.slot).migrated[0];
         at.base.store(to.counts[0], Ordering::Relaxed);
         at.limit.store(to.counts[1], Ordering::Release);
         self.remote.pairs.retain(|_, p| (p.by, p.name) != (to.by, to.name));
-        self.hand_over(ctx, channel, msg, to.by, to.name)?;
-        Ok((Msg { arg2: PATIENCE_MS, ..reply(msg) }, None))
+        self.hand_over(ctx, &msg, to.by, to.name)
     }
 
     /// A program's connection is to go over, and the other host is asked.
-    fn wish(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId, msg: &Msg, end: &End) -> Answer {
+    fn wish(&mut self, ctx: &mut Context, id: ConnId, msg: request::Upgrade, end: &End) -> Result<(), Errno> {
         let agent = self.remote.agent(ctx).ok_or(Errno::NOENT)?;
         let (family, agents) =
             (ctx.clients.get(id).ok_or(Errno::BADF)?.family, &ctx.clients.get(agent).ok_or(Errno::NOENT)?.works);
-        let ch = self.party(ctx, id, channel)?;
-        if !ch.is_party(CLIENT, family) || !agents.contains(&ch.listener) || msg.arg0 >= SLOTS as u64 {
+        let ch = self.party(ctx, id, msg.channel)?;
+        if !ch.is_party(CLIENT, family) || !agents.contains(&ch.listener) {
             return Err(Errno::INVAL);
         }
         if ctx.is_off(id) || self.remote.wishes.len() >= WISHES {
@@ -217,55 +210,53 @@ impl Shm {
         if !ctx.clients.has_room(id, line, 2) {
             return Err(Errno::BUSY);
         }
-        let at = &ch.mem.slot(msg.arg0 as usize).migrated[0];
-        let counts = [at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed)];
+        let at = &ch.mem.slot(msg.slot).migrated[0];
+        let (sent, received) = (at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed));
         self.remote.last_wish += 1;
         let wish = self.remote.last_wish;
-        self.remote.wishes.insert(wish, Wish { channel, asked: *msg });
-        let named = |kind| Msg { id: wish, ..Msg::new(kind) };
-        let said = Msg { arg0: counts[0], arg1: counts[1], ..named(agent::COUNTS) };
-        let open = agent::with_ends(named(agent::OPEN), [wire(end.1), wire(end.2)]);
-        for msg in [said, open] {
-            ctx.clients.send_for(id, line, Outgoing { msg, fd: None, unasked: true });
-        }
-        Ok((Msg { arg2: PATIENCE_MS, ..reply(msg) }, None))
+        self.remote.wishes.insert(wish, Wish { asked: msg });
+        ctx.clients.send_for(id, line, Outgoing::of(notice::RemoteCounts { wish, sent, received }));
+        let ends = [wire(end.1), wire(end.2)];
+        ctx.clients.send_for(id, line, Outgoing::of(notice::Open { wish, ends }));
+        Ok(())
     }
 
-    fn agent_takes(&mut self, ctx: &mut Context, msg: &Msg) {
-        let (Some(wish), Some(name)) = (self.remote.wishes.remove(&msg.id), self.remote.stand_ins.remove(&msg.arg0))
+    fn agent_takes(&mut self, ctx: &mut Context, msg: request::Take) {
+        let (Some(Wish { asked }), Some(name)) =
+            (self.remote.wishes.remove(&msg.wish), self.remote.stand_ins.remove(&msg.cookie))
         else {
             return;
         };
-        let (Some(ch), Some(agent)) = (self.channels.get(wish.channel), self.remote.agent(ctx)) else { return };
-        let slot = ch.mem.slot(wish.asked.arg0 as usize);
-        if slot.state.load(Ordering::Acquire) != slot_state::of(slot_state::OFFERED, wish.asked.arg1 as u32) {
+        let (Some(ch), Some(agent)) = (self.channels.get(asked.channel), self.remote.agent(ctx)) else { return };
+        let slot = ch.mem.slot(asked.slot);
+        if slot.state.load(Ordering::Acquire) != slot_state::of(slot_state::OFFERED, asked.generation) {
             return;
         }
         // As the stand-in's peer would say it.
-        slot.migrated[0].limit.store(msg.arg1, Ordering::Relaxed);
-        slot.migrated[0].base.store(msg.arg2, Ordering::Release);
-        let _ = self.hand_over(ctx, wish.channel, &wish.asked, agent, name);
+        slot.migrated[0].limit.store(msg.sent, Ordering::Relaxed);
+        slot.migrated[0].base.store(msg.received, Ordering::Release);
+        let _ = self.hand_over(ctx, &asked, agent, name);
     }
 
     fn agent_refuses(&mut self, wish: u64) {
-        let Some(Wish { channel, asked }) = self.remote.wishes.remove(&wish) else { return };
-        let Some(ch) = self.channels.get(channel) else { return };
-        let (word, of) = (&ch.mem.slot(asked.arg0 as usize).state, |state| slot_state::of(state, asked.arg1 as u32));
+        let Some(Wish { asked }) = self.remote.wishes.remove(&wish) else { return };
+        let Some(ch) = self.channels.get(asked.channel) else { return };
+        let (word, of) = (&ch.mem.slot(asked.slot).state, |state| slot_state::of(state, asked.generation));
         let (from, to) = (of(slot_state::OFFERED), of(slot_state::REFUSED));
         if word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             let _ = futex::wake(word, futex::Flags::empty(), 1);
         }
     }
 
-    fn pair(&mut self, ctx: &Context, msg: &Msg) -> Result<(), Errno> {
-        let [own, peer] = agent::ends(msg).map(address);
+    fn pair(&mut self, ctx: &Context, msg: request::Pair) -> Result<(), Errno> {
+        let [own, peer] = msg.ends.map(address);
         let (named, counts) = self.remote.counts;
         let end = (ctx.netns, own, peer);
-        if named != msg.id || !self.remote.is_linked(ctx, &end) {
+        if named != msg.name || !self.remote.is_linked(ctx, &end) {
             return Err(Errno::INVAL);
         }
         let (by, (name, listener)) = self.remote.offers.take(&end).ok_or(Errno::NOENT)?;
-        self.remote.pairs.insert(msg.id, Accepted { by, name, listener, counts });
+        self.remote.pairs.insert(msg.name, Accepted { by, name, listener, counts });
         Ok(())
     }
 }

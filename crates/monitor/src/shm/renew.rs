@@ -15,7 +15,7 @@ use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::shm::wake::end_listening;
 use crate::{shares, ConnId, ListenerId};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::notice;
 
 impl Shm {
     /// A process has other credentials from now on, and talks to us over a socket made with
@@ -72,8 +72,7 @@ impl Shm {
         tracing::info!(listener, "workers with different rights: the kernel serves it");
         self.hide_listener(listener, Shown::Never);
         for worker in &workers {
-            let msg = Msg { id: listener, ..Msg::new(kind::OTHER_RIGHTS) };
-            ctx.clients.notify(*worker, msg);
+            ctx.clients.notify(*worker, notice::OtherRights { listener });
         }
         if !self.move_waiting(ctx, listener, None) && workers.is_empty() {
             // No process can take the connections that wait there.

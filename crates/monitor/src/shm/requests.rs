@@ -4,7 +4,7 @@
 
 use crate::address::{destination, is_loopback};
 use crate::ancillary::Sender;
-use crate::answer::{reply, Answer, Misbehaved};
+use crate::answer::{Answer, Misbehaved};
 use crate::arenas::{printable, Arena, ArenaMem};
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
@@ -17,7 +17,8 @@ use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
-use fsocket_proto::{kind, worker, Addr, Msg, CHANNELS_OF_LISTENER};
+use fsocket_proto::values::Work;
+use fsocket_proto::{answer, notice, request, CHANNELS_OF_LISTENER};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -26,21 +27,27 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 impl Shm {
-    pub fn hello(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<Answer, Misbehaved> {
+    /// [`request::Hello`].
+    pub fn hello(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Hello,
+    ) -> Result<Answer<answer::Hello>, Misbehaved> {
         let registry = self.registry.fd();
         let Some(client) = ctx.clients.get_mut(id) else { return Err(Misbehaved("gone")) };
-        if client.greeted || msg.id == 0 || (client.nonce != 0 && client.nonce != msg.id) {
+        if client.greeted || msg.nonce == 0 || (client.nonce != 0 && client.nonce != msg.nonce) {
             return Err(Misbehaved("HELLO out of place"));
         }
-        if msg.arg1 != u64::from(fsocket_abi::VERSION) {
-            return Ok(Ok(crate::shm::reattach::other_version(ctx, id, msg)));
+        if msg.version != u64::from(fsocket_abi::VERSION) {
+            return Ok(Err(crate::shm::reattach::other_version(ctx, id, msg.version)));
         }
         client.greeted = true;
         let is_known = client.nonce != 0 && !client.is_successor;
-        client.name = printable(&msg.addr.ip);
+        client.name = printable(&msg.name);
         client.has_closings = false;
-        client.nonce = msg.id;
-        client.class = msg.arg2;
+        client.nonce = msg.nonce;
+        client.class = msg.rights;
         // Of one that was announced and says hello before we see whom messages are from: as its parent's.
         client.kernel = match (&ctx.policy.sender, client.pid) {
             (Some(sender), _) => sender.rights(),
@@ -50,43 +57,47 @@ impl Shm {
         if client.pid == 0 {
             // (A process in a PID namespace of its own says another number.)
             let seen = ctx.policy.sender.as_ref().map(|s| s.pid).filter(|pid| *pid != 0);
-            client.pid = seen.unwrap_or(msg.arg0 as u32);
+            client.pid = seen.unwrap_or(msg.pid);
         }
         let uid = client.uid;
-        ctx.clients.named(id, msg.id);
+        ctx.clients.named(id, msg.nonce);
         tracing::debug!(process = %ctx.clients.name(id), uid, "hello");
-        ctx.look_if_off(id, msg.addr.port == 1);
+        ctx.look_if_off(id, msg.off);
         // (Without credentials it is nobody for now.)
         let party = ctx.note_party(id, false);
         if !is_known {
             ctx.choose_program(id, &party.unwrap_or_default());
         }
-        let arg1 = ctx.program(id).map_or(0, Program::bits);
-        Ok(Ok((Msg { id, arg0: fsocket_proto::REATTACH, arg1, ..reply(msg) }, Some(registry))))
+        let program = ctx.program(id).map_or(0, Program::bits);
+        Ok(Ok((answer::Hello { process: id, understands: fsocket_proto::REATTACH, program }, Some(registry))))
     }
 
+    /// [`request::Adopt`].
     pub fn adopt(
         &mut self,
         ctx: &mut Context,
         parent: ConnId,
-        msg: &Msg,
+        msg: request::Adopt,
         fd: Option<ForeignFd>,
     ) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ADOPT without a socket"))?;
         let Some(p) = ctx.clients.get(parent) else { return Ok(()) };
-        let nonce_taken =
-            ctx.clients.family_members(p.family).iter().any(|m| ctx.clients.get(*m).is_some_and(|c| c.nonce == msg.id));
-        if msg.id == 0 || nonce_taken || !descriptor::is_control_socket(fd.as_fd()) {
+        let nonce_taken = ctx
+            .clients
+            .family_members(p.family)
+            .iter()
+            .any(|m| ctx.clients.get(*m).is_some_and(|c| c.nonce == msg.nonce));
+        if msg.nonce == 0 || nonce_taken || !descriptor::is_control_socket(fd.as_fd()) {
             return Err(Misbehaved("ADOPT of something else"));
         }
         // The credentials of the pair are the parent's; the child may have
         // become somebody with fewer rights, never with more.
         crate::wire::ask_for_senders(fd.as_fd());
         let mut child = Client::new(fd, p.uid, 0, p.family);
-        child.nonce = msg.id;
+        child.nonce = msg.nonce;
         (child.class, child.kernel) = (p.class, p.kernel);
         (child.off, child.program) = (p.off, p.program);
-        child.is_successor = msg.arg0 == 1;
+        child.is_successor = msg.successor;
         child.successor_of = child.is_successor.then_some(parent);
         if !child.is_successor {
             child.holds = p.holds.clone();
@@ -113,9 +124,16 @@ impl Shm {
         Ok(())
     }
 
-    pub fn arena(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Result<(), Misbehaved> {
+    /// [`request::Arena`].
+    pub fn arena(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Arena,
+        fd: Option<ForeignFd>,
+    ) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ARENA without a descriptor"))?;
-        let inherited = msg.arg1 == 1;
+        let inherited = msg.inherited;
         if crate::shm::reattach::arena_again(ctx, id, fd.as_fd(), inherited) {
             return Ok(());
         }
@@ -153,7 +171,14 @@ impl Shm {
         Ok(())
     }
 
-    pub fn listen(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Listen`].
+    pub fn listen(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Listen,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Listen> {
         let fd = fd.ok_or(Errno::BADF)?;
         let info = descriptor::listening(fd.as_fd())?;
         let reuse = descriptor::reuse(fd.as_fd())?;
@@ -173,11 +198,11 @@ impl Shm {
                 self.drop_stale(ctx, info.netns, &info.addr);
                 ctx.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);
-                if msg.arg0 == 0 {
-                    self.registry.add(new, info.netns, &info.addr);
-                } else {
+                if msg.held_elsewhere {
                     // A process without the library may accept there: the kernel serves it until one with the library looks.
                     self.listeners.hide_until_served(new);
+                } else {
+                    self.registry.add(new, info.netns, &info.addr);
                 }
                 self.listeners_changed = true;
                 let process = ctx.clients.name(id);
@@ -188,7 +213,7 @@ impl Shm {
         if let Some(l) = self.listeners.get_mut(listener) {
             l.reuse = reuse;
             l.holders.insert(id);
-            l.held_elsewhere |= msg.arg0 != 0;
+            l.held_elsewhere |= msg.held_elsewhere;
         }
         if let Some(c) = ctx.clients.get_mut(id) {
             c.holds.insert(listener);
@@ -197,39 +222,41 @@ impl Shm {
         let works = |c: ConnId| ctx.clients.get(c).is_some_and(|c| c.works.contains(&listener));
         let worked = works(id) && ctx.clients.get(id).is_some_and(|c| c.is_successor)
             || self.predecessors(ctx, id).into_iter().any(works);
-        Ok((Msg { id: listener, arg0: worked.into(), ..reply(msg) }, None))
+        Ok((answer::Listen { listener, worked }, None))
     }
 
-    pub fn mark_options(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
-        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
+    /// [`request::Options`].
+    pub fn mark_options(&self, ctx: &Context, id: ConnId, msg: request::Options) -> Answer<answer::Options> {
+        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.listener)) {
             return Err(Errno::NOENT);
         }
-        let of = self.listeners.get(msg.id).into_iter().flat_map(|l| &l.channels);
-        let mark = |ch: &Channel| match msg.arg0 as u32 {
+        let of = self.listeners.get(msg.listener).into_iter().flat_map(|l| &l.channels);
+        let mark = |ch: &Channel| match msg.mark {
             0 => ch.mem.queued_all() as usize,
             mark => ch.mem.mark_waiting(mark),
         };
         let marked: usize = of.filter_map(|ch| self.channels.get(*ch)).map(mark).sum();
-        Ok((Msg { arg0: marked as u64, ..reply(msg) }, None))
+        Ok((answer::Options { marked: marked as u32 }, None))
     }
 
-    pub fn worker(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    /// [`request::Worker`].
+    pub fn worker(&mut self, ctx: &mut Context, id: ConnId, msg: request::Worker) -> Answer<answer::Worker> {
         ctx.note_party(id, true)?;
-        let l = self.listeners.get(msg.id).ok_or(Errno::NOENT)?;
+        let l = self.listeners.get(msg.listener).ok_or(Errno::NOENT)?;
         ctx.may_work(id, l, &self.channels)?;
-        if !ctx.clients.get(id).ok_or(Errno::BADF)?.holds.contains(&msg.id) {
+        if !ctx.clients.get(id).ok_or(Errno::BADF)?.holds.contains(&msg.listener) {
             return Err(Errno::NOENT);
         }
-        if !self.may_serve(ctx, id, msg.id) {
+        if !self.may_serve(ctx, id, msg.listener) {
             return Err(Errno::OPNOTSUPP);
         }
         let client = ctx.clients.get_mut(id).ok_or(Errno::BADF)?;
-        let listener = self.listeners.get_mut(msg.id).ok_or(Errno::NOENT)?;
-        client.works.insert(msg.id);
+        let listener = self.listeners.get_mut(msg.listener).ok_or(Errno::NOENT)?;
+        client.works.insert(msg.listener);
         let family = client.family;
         listener.families.insert(family);
         let was_shared = listener.is_shared;
-        let number = listener.join(id, msg.arg0.checked_sub(1).map(|n| n as usize));
+        let number = listener.join(id, msg.number.map(|n| n as usize));
         let mask = listener.worker_mask();
         let hidden_until = listener.shown;
         let is_looked_after = listener.is_shared && !was_shared;
@@ -245,18 +272,16 @@ impl Shm {
             }
         }
         let is_served = match hidden_until {
-            Shown::WhenServed => msg.arg1 != worker::LEAVES,
-            Shown::WhenAccepted => msg.arg1 == worker::ACCEPTS,
+            Shown::WhenServed => msg.work != Work::Leaves,
+            Shown::WhenAccepted => msg.work == Work::Accepts,
             Shown::Yes | Shown::Never => false,
         };
-        if is_served && !self.is_moving(msg.id) {
-            self.show_listener(msg.id);
+        if is_served && !self.is_moving(msg.listener) {
+            self.show_listener(msg.listener);
         }
-        let hidden = self.listeners.get(msg.id).is_some_and(|l| l.shown == Shown::WhenAccepted);
-        match number {
-            Some(n) => Ok((Msg { id: msg.id, arg0: n as u64, arg1: hidden.into(), ..reply(msg) }, None)),
-            None => Err(Errno::AGAIN),
-        }
+        let hidden = self.listeners.get(msg.listener).is_some_and(|l| l.shown == Shown::WhenAccepted);
+        let number = number.ok_or(Errno::AGAIN)? as u32;
+        Ok((answer::Worker { listener: msg.listener, number, untaken: hidden }, None))
     }
 
     /// Sends a channel to a worker of its listener. `by`: the process that wants it to be sent.
@@ -265,19 +290,25 @@ impl Shm {
         let Some(ch) = self.channels.get_mut(channel) else { return };
         ch.server_families.insert(family);
         ch.known_to.insert(worker);
-        let msg =
-            Msg { id: u64::from(channel), arg0: ch.listener, arg1: CHANNEL_SIZE as u64, ..Msg::new(kind::CHANNEL_SRV) };
-        let out = Outgoing { msg, fd: Some(ch.mem.fd()), unasked: true };
+        let told = notice::ChannelSrv { channel, listener: ch.listener, size: CHANNEL_SIZE as u64 };
+        let out = Outgoing::with(told, ch.mem.fd());
         match by == worker {
             true => ctx.clients.send(worker, out),
             false => _ = ctx.clients.send_for(by, worker, out),
         }
     }
 
-    pub fn connect(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Connect`].
+    pub fn connect(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Connect,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Connect> {
         let fd = fd.ok_or(Errno::BADF)?;
-        let ip = destination(msg.addr.ip);
-        let end = descriptor::client_end(fd.as_fd(), &ip, msg.addr.port)?;
+        let ip = destination(msg.to.ip);
+        let end = descriptor::client_end(fd.as_fd(), &ip, msg.to.port)?;
         let netns = end.netns;
         // Also for a listener bound to exactly this address: with IP_FREEBIND
         // anybody can bind somebody else's.
@@ -286,9 +317,9 @@ impl Shm {
             return Err(Errno::NOENT);
         }
         // Before the look at the listener, so that what happens meanwhile is a change.
-        let closings = self.closings.count_for(ctx, id, msg.addr.port);
+        let closings = self.closings.count_for(ctx, id, msg.to.port);
         loop {
-            let listener = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
+            let listener = self.listeners.find(netns, ip, msg.to.port).ok_or(Errno::NOENT)?;
             if !self.leads_to(ctx, listener, ip, fd.as_fd()) {
                 if !self.still_listens(ctx, listener, Some(fd.as_fd())) {
                     // Its socket was closed in secret: see who is next.
@@ -303,43 +334,40 @@ impl Shm {
                 return Err(Errno::ACCESS);
             }
             let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
-            let granted = ctx.judge(id, l, (ip, msg.addr.port), &end, (fd.as_fd(), msg.arg1))?;
-            return self.channel_to(ctx, id, listener, msg, closings).map(|(mut answer, fd)| {
-                answer.addr.family = (granted == Granted::Proved).into();
-                (answer, fd)
-            });
+            let granted = ctx.judge(id, l, (ip, msg.to.port), &end, (fd.as_fd(), msg.identity))?;
+            let (answer, fd) = self.channel_to(ctx, id, listener, msg.full)?;
+            return Ok((answer::Connect { proved: granted == Granted::Proved, closings, ..answer }, fd));
         }
     }
 
-    /// The process's channel to a listener, unless that is the one which the message calls full.
+    /// The process's channel to a listener, unless that one is `full`.
     pub fn channel_to(
         &mut self,
         ctx: &mut Context,
         id: ConnId,
         listener: ListenerId,
-        msg: &Msg,
-        closings: u32,
-    ) -> Answer {
+        full: Option<ChannelId>,
+    ) -> Answer<answer::Connect> {
         // (A socket may be shown again after its listener has ended.)
         let is_open =
             |ch: &Channel| ch.is_whole() && !ch.listener_gone && ch.mem.listener_closed().load(Ordering::Relaxed) == 0;
         let own = |ch: &&Channel| ch.client == id && is_open(ch);
         let all = self.listeners.get(listener).into_iter().flat_map(|l| &l.channels);
         let newest = all.filter_map(|ch| self.channels.get(*ch)).filter(own).map(|ch| ch.id).max();
-        let found = |channel: ChannelId| Msg {
-            id: u64::from(channel),
-            arg0: listener,
-            arg1: CHANNEL_SIZE as u64,
-            addr: Addr { v6only: closings, ..Addr::default() },
-            ..reply(msg)
+        let found = |channel, known, first_port| answer::Connect {
+            channel,
+            listener,
+            size: CHANNEL_SIZE as u64,
+            known,
+            first_port,
+            proved: false,
+            closings: 0,
         };
         match newest {
-            Some(channel) if u64::from(channel) != msg.arg0 => Ok((Msg { arg2: 1, ..found(channel) }, None)),
+            Some(channel) if Some(channel) != full => Ok((found(channel, true, 0), None)),
             _ => {
                 let (channel, fd) = self.make_channel(ctx, id, listener)?;
-                let mut answer = found(channel);
-                answer.addr.port = self.lease_ports(ctx, id, channel).unwrap_or(0);
-                Ok((answer, Some(fd)))
+                Ok((found(channel, false, self.lease_ports(ctx, id, channel).unwrap_or(0)), Some(fd)))
             }
         }
     }
@@ -428,9 +456,8 @@ impl Shm {
         shares::admits(own as u64, l.channels.len() as u64, 1, CHANNELS_OF_LISTENER as u64)
     }
 
-    /// [`fsocket_proto::kind::ARRIVES`].
-    pub fn arrives_in(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let channel = ChannelId::try_from(msg.id).unwrap_or_default();
+    /// [`request::Arrives`].
+    pub fn arrives_in(&mut self, ctx: &Context, id: ConnId, request::Arrives { channel }: request::Arrives) {
         if self.channels.get(channel).is_some_and(|ch| ch.client == id) {
             self.waiting.arrives(channel);
             self.dispatch.arrives(channel, &ctx.config.balance);

@@ -1,37 +1,44 @@
 //! Whether clients find a listener, or the kernel serves it.
 
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::context::Context;
 use crate::foreign::ForeignFd;
 use crate::shm::listeners::{Listener, Shown};
 use crate::shm::state::Shm;
 use crate::{ConnId, ListenerId};
-use fsocket_proto::{unpublish, Msg};
+use fsocket_proto::values::Unpublishing;
+use fsocket_proto::{answer, request};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 
 impl Shm {
-    /// [`fsocket_proto::kind::UNPUBLISH`]. `fd`: a socket of the listener's network namespace.
-    pub fn unpublish(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
+    /// [`request::Unpublish`]. `fd`: a socket of the listener's network namespace.
+    pub fn unpublish(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        request::Unpublish { listener, how }: request::Unpublish,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Unpublish> {
+        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&listener)) {
             return Err(Errno::NOENT);
         }
-        let l = self.listeners.get_mut(msg.id).ok_or(Errno::NOENT)?;
-        l.held_elsewhere |= msg.arg0 == unpublish::UNLESS_SERVED;
-        let others_serve = match (l.held_elsewhere, msg.arg0) {
-            (_, unpublish::FOR_GOOD) => false,
-            (_, unpublish::UNLESS_SERVED) => l.accepting().next().is_some(),
-            (true, _) => l.accepting().any(|worker| worker != id),
-            (false, _) => l.holders.len() > 1,
+        let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
+        l.held_elsewhere |= how == Unpublishing::UnlessServed;
+        let others_serve = match (l.held_elsewhere, how) {
+            (_, Unpublishing::ForGood) => false,
+            (_, Unpublishing::UnlessServed) => l.accepting().next().is_some(),
+            (true, Unpublishing::IfLast) => l.accepting().any(|worker| worker != id),
+            (false, Unpublishing::IfLast) => l.holders.len() > 1,
         };
         if others_serve {
             return Err(Errno::BUSY);
         }
-        let until = if l.held_elsewhere && msg.arg0 != unpublish::FOR_GOOD { Shown::WhenServed } else { Shown::Never };
-        self.hide_listener(msg.id, until);
+        let for_now = l.held_elsewhere && how != Unpublishing::ForGood;
+        self.hide_listener(listener, if for_now { Shown::WhenServed } else { Shown::Never });
         // Nothing is left behind, whatever rights the requester has to do that itself.
-        self.move_waiting(ctx, msg.id, fd.as_ref().map(ForeignFd::as_fd));
-        Ok((reply(msg), None))
+        self.move_waiting(ctx, listener, fd.as_ref().map(ForeignFd::as_fd));
+        Ok((answer::Unpublish {}, None))
     }
 
     /// New connections to a listener use the kernel.

@@ -2,8 +2,8 @@
 
 use crate::context::Context;
 use crate::shm::offers::{End, Offers};
-use crate::{ChannelId, ConnId, FamilyId, ListenerId};
-use fsocket_proto::Msg;
+use crate::{ConnId, FamilyId, ListenerId};
+use fsocket_proto::request;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
@@ -14,8 +14,7 @@ pub struct Agent {
 
 /// A process wants its connection to go over into a slot.
 pub struct Wish {
-    pub channel: ChannelId,
-    pub asked: Msg,
+    pub asked: request::Upgrade,
 }
 
 /// The program's end of a connection for which a stand-in opens.

@@ -1,29 +1,29 @@
 //! `exec`: the next program of a process inherits from the one before.
 //!
-//! The program that is about to be replaced announces its *successor* (ADOPT with
-//! `arg0` 1), says which listeners it leaves to it (KEEP), and enters the successor's
+//! The program that is about to be replaced announces its *successor* ([`request::Adopt`]
+//! with `successor`), says which listeners it leaves to it ([`request::Keep`]), and enters the successor's
 //! nonce as a holder of the connections. The next program takes over from there:
-//! it maps the arenas (INHERITED_ARENA) and channels (CHANNEL_HANDLE) in which those connections
-//! live, registers the listeners that it has found among its descriptors, and
-//! says when it is done (SETTLED).
+//! it maps the arenas ([`request::InheritedArena`]) and channels ([`request::ChannelHandle`])
+//! in which those connections live, registers the listeners that it has found among its
+//! descriptors, and says when it is done ([`request::Settled`]).
 
-use crate::answer::{reply, Answer, Misbehaved};
+use crate::answer::{Answer, Misbehaved};
 use crate::context::Context;
 use crate::shm::state::Shm;
 use crate::ConnId;
-use fsocket_proto::Msg;
+use fsocket_proto::{answer, request};
 use rustix::io::Errno;
 
 impl Shm {
     /// A listener goes to the successor as well.
-    pub fn keep_for_successor(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
+    pub fn keep_for_successor(&mut self, ctx: &mut Context, id: ConnId, msg: request::Keep) -> Result<(), Misbehaved> {
         let Some(client) = ctx.clients.get(id) else { return Ok(()) };
-        let (family, listener) = (client.family, msg.arg0);
+        let (family, listener) = (client.family, msg.listener);
         if !client.holds.contains(&listener) {
             return Ok(());
         }
         // It may have said HELLO, and even LISTEN: its socket may be read before this one.
-        let is_successor = |c: &crate::clients::Client| c.nonce == msg.id && c.successor_of == Some(id);
+        let is_successor = |c: &crate::clients::Client| c.nonce == msg.nonce && c.successor_of == Some(id);
         let successor =
             ctx.clients.family_members(family).into_iter().find(|m| ctx.clients.get(*m).is_some_and(is_successor));
         let successor = successor.ok_or(Misbehaved("KEEP for nobody"))?;
@@ -36,26 +36,35 @@ impl Shm {
         Ok(())
     }
 
-    /// The `id`-th arena in which the successor may have connections.
-    pub fn inherited_arena(&self, ctx: &Context, id: ConnId, msg: &Msg) -> Answer {
+    /// One of the arenas in which the successor may have connections.
+    pub fn inherited_arena(
+        &self,
+        ctx: &Context,
+        id: ConnId,
+        msg: request::InheritedArena,
+    ) -> Answer<answer::InheritedArena> {
         let mut inherited = ctx.arenas.iter().filter(|a| a.creator != id && a.users.contains(&id));
-        let arena = inherited.nth(msg.id.min(1 << 20) as usize).ok_or(Errno::NOENT)?;
-        Ok((reply(msg), Some(arena.mem.fd.clone())))
+        let arena = inherited.nth(msg.index.min(1 << 20) as usize).ok_or(Errno::NOENT)?;
+        Ok((answer::InheritedArena {}, Some(arena.mem.fd.clone())))
     }
 
-    /// The memory of channel `id`, for who is on side `arg0` of it.
-    pub fn channel_handle(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    /// The memory of a channel, for a process on one side of it.
+    pub fn channel_handle(
+        &mut self,
+        ctx: &Context,
+        id: ConnId,
+        msg: request::ChannelHandle,
+    ) -> Answer<answer::ChannelHandle> {
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
-        let side = msg.arg0 as usize;
-        let channel = u32::try_from(msg.id).ok().and_then(|c| self.channels.get_mut(c));
-        let channel = channel.filter(|ch| side < 2 && ch.is_party(side, family)).ok_or(Errno::NOENT)?;
+        let channel = self.channels.get_mut(msg.channel).filter(|ch| ch.is_party(msg.side.0, family));
+        let channel = channel.ok_or(Errno::NOENT)?;
         channel.known_to.insert(id);
-        Ok((Msg { arg0: channel.listener, ..reply(msg) }, Some(channel.mem.fd())))
+        Ok((answer::ChannelHandle { listener: channel.listener }, Some(channel.mem.fd())))
     }
 
     /// The successor has taken what it has descriptors for; the rest of what it inherited goes
     /// as if it had been closed.
-    pub fn settled(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    pub fn settled(&mut self, ctx: &mut Context, id: ConnId) -> Answer<answer::Settled> {
         if let Some(c) = ctx.clients.get_mut(id) {
             c.successor_of = None;
         }
@@ -63,7 +72,7 @@ impl Shm {
         for listener in left {
             self.unlisten(ctx, id, listener, false);
         }
-        Ok((reply(msg), None))
+        Ok((answer::Settled {}, None))
     }
 
     /// The program that a successor has replaced, as long as we have not seen its end.

@@ -8,7 +8,7 @@ use crate::membarrier::heavy_fence;
 use crate::shm::channels::Channel;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{CLIENT, SERVER};
-use fsocket_proto::Msg;
+use fsocket_proto::request;
 use fsocket_sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -120,9 +120,8 @@ impl Shm {
         tracing::debug!(channel = id, "channel ended");
     }
 
-    /// [`fsocket_proto::kind::REST`].
-    pub fn rests(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Ok(channel) = ChannelId::try_from(msg.id) else { return };
+    /// [`request::Rest`].
+    pub fn rests(&mut self, ctx: &mut Context, id: ConnId, request::Rest { channel }: request::Rest) {
         let own = |ch: &&Channel| ch.client == id && ch.is_whole() && !ch.client_ended && !ch.listener_gone;
         let Some(ch) = self.channels.get(channel).filter(own) else { return };
         if !ch.mem.is_at_rest() {
@@ -142,9 +141,8 @@ impl Shm {
         self.remove_channel(ctx, channel);
     }
 
-    /// [`fsocket_proto::kind::BROKEN`].
-    pub fn broken(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Ok(channel) = ChannelId::try_from(msg.id) else { return };
+    /// [`request::Broken`].
+    pub fn broken(&mut self, ctx: &mut Context, id: ConnId, request::Broken { channel }: request::Broken) {
         let Some(family) = ctx.clients.get(id).map(|c| c.family) else { return };
         let Some(ch) = self.channels.get(channel) else { return };
         if ch.is_party(SERVER, family) {

@@ -7,7 +7,7 @@
 //! (send what it has not read yet, end a direction) the monitor does for it. See ADR 33.
 
 use crate::address::{destination, is_loopback, is_v4};
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
@@ -20,7 +20,8 @@ use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
 use fsocket_proto::registry::lessee;
 use fsocket_proto::switch::act;
-use fsocket_proto::{switch, Msg};
+use fsocket_proto::values::{Acts, Switching};
+use fsocket_proto::{answer, request};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::atomic::Ordering;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -28,6 +29,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 use std::net::Ipv4Addr;
+use std::rc::Rc;
 
 /// Bytes moved per step.
 const STEP: usize = 16 * 1024;
@@ -53,8 +55,15 @@ impl Shm {
         Ok(ch)
     }
 
-    pub fn switch(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        let named = Named::parse(msg)?;
+    /// [`request::Switch`].
+    pub fn switch(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Switch,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Switch> {
+        let named = Named::of(msg.channel, msg.end, msg.generation);
         let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let ch = self.own_side(ctx, id, &named)?;
         let slot = ch.mem.slot(named.slot);
@@ -64,63 +73,47 @@ impl Shm {
             return Err(Errno::NOENT);
         }
         let mut all = ch.switched.borrow_mut();
-        match msg.arg2 {
-            switch::MAKE => {
-                if all.of(&named).is_some() {
-                    return Err(Errno::ALREADY);
-                }
-                if !self.has_share(ctx, uid, shares::SWITCHED) {
-                    return Err(Errno::MFILE);
-                }
-                let order = self.order(ctx, ch, &named);
-                let made = ctx.broker.connection(&order, ch.netns, fd.as_ref().map(ForeignFd::as_fd));
-                let ends = made.inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
-                all.keep(&named, ends.map(|end| Some(ForeignFd::new(end, uid))), true);
-                tracing::debug!(channel = named.channel, slot = named.slot, "switched to the kernel");
-                Ok((reply(msg), all.end(&named, named.side)))
+        let place = fd.as_ref().map(ForeignFd::as_fd);
+        let end = match msg.what {
+            Switching::Make => self.make_ends(ctx, (ch, uid), &named, &mut all, place)?,
+            Switching::Act => {
+                act_for_other(ch, &named, &all, msg.acts)?;
+                None
             }
-            switch::ACT => {
-                let other = 1 - named.side;
-                let end = all.end(&named, other).ok_or(Errno::NOENT)?;
-                let mut what = (msg.arg1 >> 32) as u32;
-                // The requester has not waited for this, and the other side was faster.
-                if all.of(&named).is_some_and(|ends| ends.poured[other]) {
-                    what &= !act::POUR;
-                }
-                act(ch, &named, &end, what)?;
-                Ok((reply(msg), None))
+            Switching::Dial if named.side == SERVER => {
+                self.dial(ctx, (ch, uid), &named, &mut all, place)?;
+                None
             }
-            switch::ALONE => {
-                let fd = fd.ok_or(Errno::BADF)?;
-                descriptor::tcp(fd.as_fd(), false)?;
-                if all.of(&named).is_some() {
-                    return Err(Errno::ALREADY);
-                }
-                let mut end = [None, None];
-                end[named.side] = Some(fd);
-                all.keep(&named, end, true);
-                Ok((reply(msg), None))
+            Switching::Dial => return Err(Errno::INVAL),
+            Switching::Alone | Switching::OwnReady | Switching::OtherReady => {
+                keep_shown(ch, &named, &mut all, msg.what, fd.ok_or(Errno::BADF)?)?;
+                None
             }
-            switch::OWN_READY | switch::OTHER_READY => {
-                // The other side gets a socket of the requester's making, whose mode both can change:
-                // only where there is no other way.
-                if !all.elsewhere {
-                    return Err(Errno::PERM);
-                }
-                let fd = fd.ok_or(Errno::BADF)?;
-                descriptor::tcp(fd.as_fd(), true)?;
-                if descriptor::netns_cookie(fd.as_fd())? != ch.netns {
-                    return Err(Errno::INVAL);
-                }
-                all.ready_made(&named, msg.arg2 == switch::OWN_READY, fd)?;
-                Ok((reply(msg), None))
-            }
-            switch::DIAL if named.side == SERVER => {
-                self.dial(ctx, (ch, uid), &named, &mut all, fd.as_ref().map(ForeignFd::as_fd))?;
-                Ok((reply(msg), None))
-            }
-            _ => Err(Errno::INVAL),
+        };
+        Ok((answer::Switch {}, end))
+    }
+
+    /// Makes both ends. Returns the requester's.
+    fn make_ends(
+        &self,
+        ctx: &Context,
+        (ch, uid): (&Channel, u32),
+        named: &Named,
+        all: &mut Switched,
+        place: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<Rc<ForeignFd>>, Errno> {
+        if all.of(named).is_some() {
+            return Err(Errno::ALREADY);
         }
+        if !self.has_share(ctx, uid, shares::SWITCHED) {
+            return Err(Errno::MFILE);
+        }
+        let order = self.order(ctx, ch, named);
+        let made = ctx.broker.connection(&order, ch.netns, place);
+        let ends = made.inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
+        all.keep(named, ends.map(|end| Some(ForeignFd::new(end, uid))), true);
+        tracing::debug!(channel = named.channel, slot = named.slot, "switched to the kernel");
+        Ok(all.end(named, named.side))
     }
 
     /// The connection in a slot. What the two sides can write there decides only which of this host's
@@ -186,32 +179,69 @@ impl Shm {
         }
     }
 
-    pub fn claim(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
-        let named = Named::parse(msg)?;
+    /// [`request::Claim`].
+    pub fn claim(&self, ctx: &Context, id: ConnId, msg: request::Claim) -> Answer<answer::Claim> {
+        let named = Named::of(msg.channel, msg.end, msg.generation);
         let ch = self.own_side(ctx, id, &named)?;
         let mut all = ch.switched.borrow_mut();
         let ends = all.of_mut(&named).ok_or(Errno::NOENT)?;
         if !ends.ready {
             return Err(Errno::AGAIN);
         }
-        ends.poured[named.side] |= msg.arg2 == switch::POURS;
+        ends.poured[named.side] |= msg.pours;
         ends.claimed[named.side] = true;
         let end = ends.end[named.side].clone().ok_or(Errno::NOENT)?;
-        Ok((reply(msg), Some(end)))
+        Ok((answer::Claim {}, Some(end)))
     }
 
-    pub fn release(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        if let Ok(named) = Named::parse(msg) {
-            if let Ok(ch) = self.party(ctx, id, named.channel) {
-                let how = match msg.arg2 {
-                    switch::READ_ALL => Release::ReadAll(ch.mem.carried(named.slot, 1 - named.side)),
-                    _ => Release::Copied,
-                };
-                ch.switched.borrow_mut().release(named.slot, named.side, named.generation, how);
-            }
-            self.sweep(ctx);
+    /// [`request::Release`].
+    pub fn release(&mut self, ctx: &mut Context, id: ConnId, msg: request::Release) -> Answer<answer::Release> {
+        let (slot, side) = (msg.end.slot, msg.end.side);
+        if let Ok(ch) = self.party(ctx, id, msg.channel) {
+            let how = match msg.read_all {
+                true => Release::ReadAll(ch.mem.carried(slot, 1 - side)),
+                false => Release::Copied,
+            };
+            ch.switched.borrow_mut().release(slot, side, msg.generation, how);
         }
+        self.sweep(ctx);
+        Ok((answer::Release {}, None))
     }
+}
+
+/// [`Switching::Act`].
+fn act_for_other(ch: &Channel, named: &Named, all: &Switched, Acts(mut what): Acts) -> Result<(), Errno> {
+    let other = 1 - named.side;
+    let end = all.end(named, other).ok_or(Errno::NOENT)?;
+    // The requester has not waited for this, and the other side was faster.
+    if all.of(named).is_some_and(|ends| ends.poured[other]) {
+        what &= !act::POUR;
+    }
+    act(ch, named, &end, what)
+}
+
+/// An end that the requester has made.
+fn keep_shown(ch: &Channel, named: &Named, all: &mut Switched, what: Switching, fd: ForeignFd) -> Result<(), Errno> {
+    if what == Switching::Alone {
+        descriptor::tcp(fd.as_fd(), false)?;
+        if all.of(named).is_some() {
+            return Err(Errno::ALREADY);
+        }
+        let mut end = [None, None];
+        end[named.side] = Some(fd);
+        all.keep(named, end, true);
+        return Ok(());
+    }
+    // The other side gets a socket of the requester's making, whose mode both can change:
+    // only where there is no other way.
+    if !all.elsewhere {
+        return Err(Errno::PERM);
+    }
+    descriptor::tcp(fd.as_fd(), true)?;
+    if descriptor::netns_cookie(fd.as_fd())? != ch.netns {
+        return Err(Errno::INVAL);
+    }
+    all.ready_made(named, what == Switching::OwnReady, fd)
 }
 
 /// [`act`] of the monitor's own, of a side that no process has.

@@ -3,8 +3,8 @@
 
 use crate::foreign::ForeignFd;
 use crate::ChannelId;
-use fsocket_abi::channel::{CLIENT, SLOTS};
-use fsocket_proto::Msg;
+use fsocket_abi::channel::CLIENT;
+use fsocket_proto::values::End;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -18,17 +18,8 @@ pub struct Named {
 }
 
 impl Named {
-    pub fn parse(msg: &Msg) -> Result<Named, Errno> {
-        let named = Named {
-            channel: ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?,
-            slot: msg.arg0 as u32 as usize,
-            side: (msg.arg0 >> 32) as usize,
-            generation: msg.arg1 as u32,
-        };
-        if named.slot >= SLOTS || named.side > 1 {
-            return Err(Errno::INVAL);
-        }
-        Ok(named)
+    pub fn of(channel: ChannelId, end: End, generation: u32) -> Named {
+        Named { channel, slot: end.slot, side: end.side, generation }
     }
 }
 

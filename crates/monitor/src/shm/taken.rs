@@ -5,7 +5,7 @@
 //! if the kernel lets it take descriptors of that process. The holder is told which socket that is, and does nothing
 //! where it has another one. Its answer is passed on to the taker once, and to nobody else.
 
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::foreign::ForeignFd;
@@ -15,27 +15,40 @@ use crate::shm::transfers::Transfer;
 use crate::shm::wake::wake_side;
 use crate::ConnId;
 use fsocket_abi::channel::SLOTS;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{answer, notice, request};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
 impl Shm {
-    /// [`kind::TRANSFER`].
-    pub fn take(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Transfer`].
+    pub fn take(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Transfer,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Transfer> {
         let fd = fd.ok_or(Errno::BADF)?;
-        match msg.arg2 {
-            0 => self.name_holder(ctx, id, msg, &fd),
-            _ => self.ask_holder(ctx, id, msg, &fd),
-        }
+        let number = match msg.shown {
+            false => self.name_holder(ctx, id, msg, &fd)?,
+            true => self.ask_holder(ctx, id, msg.number, &fd)?,
+        };
+        Ok((answer::Transfer { number, descriptor: 0, cookie: 0 }, None))
     }
 
-    fn name_holder(&mut self, ctx: &Context, id: ConnId, msg: &Msg, pidfd: &ForeignFd) -> Answer {
+    fn name_holder(
+        &mut self,
+        ctx: &Context,
+        id: ConnId,
+        msg: request::Transfer,
+        pidfd: &ForeignFd,
+    ) -> Result<u64, Errno> {
         let taker = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let pid = pid_of(pidfd.as_fd()).ok_or(Errno::INVAL)?;
         // A child that was forked in a namespace of its own has told us what it is there.
-        let pids = [u64::from(pid), msg.arg1];
-        let is_meant = |c: &crate::clients::Client| c.is_process() && pids.contains(&u64::from(c.pid));
+        let pids = [pid, msg.pid];
+        let is_meant = |c: &crate::clients::Client| c.is_process() && pids.contains(&c.pid);
         let (holders, uids): (Vec<ConnId>, Vec<u32>) = ctx
             .clients
             .iter()
@@ -49,23 +62,22 @@ impl Shm {
         if taker != 0 && uids.iter().any(|uid| *uid != taker) {
             return Err(Errno::PERM);
         }
-        let number = self.transfers.begin(Transfer { taker: id, holders, number: msg.arg0, is_shown: false });
-        Ok((Msg { id: number, ..reply(msg) }, None))
+        Ok(self.transfers.begin(Transfer { taker: id, holders, descriptor: msg.descriptor, is_shown: false }))
     }
 
-    fn ask_holder(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, socket: &ForeignFd) -> Answer {
+    fn ask_holder(&mut self, ctx: &mut Context, id: ConnId, number: u64, socket: &ForeignFd) -> Result<u64, Errno> {
         let cookie = socket_cookie(socket.as_fd())?;
-        let transfer = self.transfers.of(msg.id, id).ok_or(Errno::NOENT)?;
+        let transfer = self.transfers.of(number, id).ok_or(Errno::NOENT)?;
         transfer.is_shown = true;
-        let (holders, number) = (transfer.holders.clone(), transfer.number);
+        let (holders, descriptor) = (transfer.holders.clone(), transfer.descriptor);
         for holder in holders {
             let Some((nonce, family)) = ctx.clients.get(holder).map(|c| (c.nonce, c.family)) else { continue };
-            let out = Msg { id: msg.id, arg0: number, arg1: cookie, ..Msg::new(kind::TRANSFER) };
-            if ctx.clients.send_for(id, holder, Outgoing { msg: out, fd: None, unasked: true }) {
+            let told = answer::Transfer { number, descriptor, cookie };
+            if ctx.clients.send_for(id, holder, Outgoing::of(told)) {
                 self.wake_holder(ctx, holder, nonce, family);
             }
         }
-        Ok((reply(msg), None))
+        Ok(0)
     }
 
     /// Threads that sleep on a connection do not see our messages.
@@ -82,11 +94,10 @@ impl Shm {
         }
     }
 
-    /// [`kind::TRANSFERRED`].
-    pub fn taken(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        if let Some(taker) = self.transfers.answered(msg.id, id) {
-            let out = Msg { id: msg.id, ..Msg::new(kind::TRANSFERRED) };
-            ctx.clients.send_for(id, taker, Outgoing { msg: out, fd: None, unasked: true });
+    /// [`request::Transferred`].
+    pub fn taken(&mut self, ctx: &mut Context, id: ConnId, request::Transferred { number }: request::Transferred) {
+        if let Some(taker) = self.transfers.answered(number, id) {
+            ctx.clients.send_for(id, taker, Outgoing::of(notice::Transferred { number }));
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct Transfer {
     /// Processes that may be the one that is meant, and have not answered yet.
     pub holders: Vec<ConnId>,
     /// The number of the descriptor there.
-    pub number: u64,
+    pub descriptor: u32,
     /// They have been asked.
     pub is_shown: bool,
 }

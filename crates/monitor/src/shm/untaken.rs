@@ -16,8 +16,8 @@ use crate::shm::wake::{close_side, wake_side};
 use crate::{ChannelId, ListenerId};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, status, CLIENT, POS_START, SERVER, SYN_CAP};
+use fsocket_proto::notice;
 use fsocket_proto::switch::act;
-use fsocket_proto::{kind, Msg};
 use fsocket_ring::syn;
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::FUTEX_BIT;
@@ -60,8 +60,7 @@ impl Shm {
         let workers: Vec<_> = l.accepting().collect();
         self.hide_listener(listener, Shown::WhenAccepted);
         for worker in workers {
-            let msg = Msg { id: listener, ..Msg::new(kind::UNTAKEN) };
-            ctx.clients.send(worker, Outgoing { msg, fd: None, unasked: true });
+            ctx.clients.send(worker, Outgoing::of(notice::Untaken { listener }));
         }
         self.move_waiting(ctx, listener, None);
     }

@@ -4,7 +4,7 @@
 //! they write, decides whether these are the ends of one connection.
 
 use crate::address::{canonical, V4_ANY, V6_ANY};
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor;
@@ -14,9 +14,9 @@ use crate::shm::listeners::Listeners;
 use crate::shm::offers::{End, Here};
 use crate::shm::state::Shm;
 use crate::sockdiag::SockDiag;
-use crate::{ChannelId, ConnId, ListenerId};
-use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
-use fsocket_proto::{kind, Addr, Msg};
+use crate::{ConnId, ListenerId};
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::{answer, notice, request};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
@@ -32,19 +32,26 @@ pub fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
 }
 
 impl Shm {
-    pub fn offer_upgrade(&mut self, ctx: &Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Offer`].
+    pub fn offer_upgrade(
+        &mut self,
+        ctx: &Context,
+        id: ConnId,
+        msg: request::Offer,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Offer> {
         let fd = fd.ok_or(Errno::BADF)?;
         let end = end_of(fd.as_fd())?;
         let socket = socket_cookie(fd.as_fd())?;
-        let listener = match msg.arg1 {
-            0 => None,
-            _ => self.received(ctx, id, socket, &end)?,
+        let listener = match msg.received {
+            false => None,
+            true => self.received(ctx, id, socket, &end)?,
         };
-        self.offers.add(end, id, Here { name: msg.id, listener, socket });
-        if msg.arg0 == 1 {
-            self.offer_pair(ctx, id, msg.id, end, fd.as_fd())?;
+        self.offers.add(end, id, Here { name: msg.name, listener, socket });
+        if msg.across {
+            self.offer_pair(ctx, id, msg.name, end, fd.as_fd())?;
         }
-        Ok((reply(msg), None))
+        Ok((answer::Offer {}, None))
     }
 
     /// The offer of the very socket that is at this end now. A process may have offered one, closed it in secret, and
@@ -61,19 +68,38 @@ impl Shm {
         Ok((by, here))
     }
 
-    pub fn upgrade(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
+    /// [`request::Upgrade`].
+    pub fn upgrade(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Upgrade,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Upgrade> {
         let fd = fd.ok_or(Errno::BADF)?;
-        if msg.arg2 == 1 {
-            return self.upgrade_pair(ctx, id, channel, msg, fd.as_fd());
-        }
-        let (netns, own, peer) = end_of(fd.as_fd())?;
-        if msg.addr.v6only != 0 {
-            self.received(ctx, id, socket_cookie(fd.as_fd())?, &(netns, own, peer))?;
+        let patience = match msg.met {
+            true => self.upgrade_pair(ctx, id, msg, fd.as_fd())?,
+            false => self.upgrade_here(ctx, id, msg, fd.as_fd()).map(|()| 0)?,
+        };
+        Ok((answer::Upgrade { patience }, None))
+    }
+
+    /// Both ends are in one network namespace of this host.
+    fn upgrade_here(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Upgrade,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let channel = msg.channel;
+        let (netns, own, peer) = end_of(fd)?;
+        if msg.received {
+            self.received(ctx, id, socket_cookie(fd)?, &(netns, own, peer))?;
         }
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let ch = self.party(ctx, id, channel)?;
-        if !ch.is_party(CLIENT, family) || msg.arg0 >= SLOTS as u64 {
+        if !ch.is_party(CLIENT, family) {
             return Err(Errno::INVAL);
         }
         if netns != ch.netns {
@@ -81,7 +107,7 @@ impl Shm {
             return Err(Errno::XDEV);
         }
         let there = (netns, peer, own);
-        let (other, Here { name, listener, .. }) = self.offer_at(ctx, &there, fd.as_fd())?;
+        let (other, Here { name, listener, .. }) = self.offer_at(ctx, &there, fd)?;
         let ch = self.party(ctx, id, channel)?;
         if other == id {
             // Nobody is there to answer while it asks.
@@ -102,14 +128,13 @@ impl Shm {
         if let Some(ch) = self.channels.get_mut(channel) {
             ch.server_families.insert(other_family);
         }
-        self.hand_over(ctx, channel, msg, other, name)?;
-        Ok((reply(msg), None))
+        self.hand_over(ctx, &msg, other, name)
     }
 
-    /// [`fsocket_proto::kind::PASSED`].
-    pub fn note_passed(&mut self, ctx: &Context, id: ConnId, msg: &Msg) {
+    /// [`request::Passed`].
+    pub fn note_passed(&mut self, ctx: &Context, id: ConnId, msg: request::Passed) {
         if let Some(uid) = ctx.clients.get(id).map(|c| c.uid) {
-            self.passed.note((uid, msg.id), id, msg.arg0);
+            self.passed.note((uid, msg.cookie), id, msg.what);
         }
     }
 
@@ -132,24 +157,16 @@ impl Shm {
     pub fn hand_over(
         &mut self,
         ctx: &mut Context,
-        channel: ChannelId,
-        msg: &Msg,
+        &request::Upgrade { channel, slot, generation, met, .. }: &request::Upgrade,
         to: ConnId,
         name: u64,
     ) -> Result<(), Errno> {
         let ch = self.channels.get_mut(channel).ok_or(Errno::NOENT)?;
         ch.known_to.insert(to);
-        let out = Msg {
-            id: msg.id,
-            arg0: ch.listener,
-            arg1: msg.arg1 << 32 | msg.arg0,
-            arg2: name,
-            addr: Addr { v6only: msg.arg2 as u32, ..Addr::default() },
-            ..Msg::new(kind::UPGRADE_SRV)
-        };
-        let fd = Some(ch.mem.fd());
-        tracing::debug!(channel, slot = msg.arg0, to, "a kernel connection goes over");
-        ctx.clients.send(to, Outgoing { msg: out, fd, unasked: true });
+        let told = notice::UpgradeSrv { channel, listener: ch.listener, slot, generation, name, met };
+        let out = Outgoing::with(told, ch.mem.fd());
+        tracing::debug!(channel, slot, to, "a kernel connection goes over");
+        ctx.clients.send(to, out);
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::switched::Release;
 use fsocket_abi::arena::{self, flag, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
+use fsocket_proto::values::Waiter;
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use rustix::thread::futex;
@@ -150,8 +151,8 @@ fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
     // runs a heavy fence and looks at `summary`.
     fence(Ordering::SeqCst);
     if waiter.sleeping.swap(0, Ordering::AcqRel) != 0 {
-        let how = [u64::from(ch.id), fsocket_proto::waiter::pack(side, w), 0];
-        clients.wake(waiter.waker.load(Ordering::Relaxed), |family| ch.is_party(side, family), how);
+        let key = waiter.waker.load(Ordering::Relaxed);
+        clients.wake(key, |family| ch.is_party(side, family), ch.id, (Waiter { side, number: w }, None));
     }
 }
 

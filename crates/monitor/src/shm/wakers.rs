@@ -13,7 +13,7 @@ use crate::shm::pipes::{pipe, Pair};
 use crate::shm::state::Shm;
 use crate::{shares, ChannelId, ConnId};
 use fsocket_abi::channel::{waker_key, KEY_WAKER};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::{notice, request};
 use std::rc::Rc;
 
 /// Pipes of one channel: every waiter of both sides for each process that may wake it, as far as
@@ -29,35 +29,33 @@ struct Named {
 }
 
 impl Shm {
-    fn named(&self, ctx: &Context, id: ConnId, msg: &Msg) -> Option<Named> {
-        let channel = ChannelId::try_from(msg.arg0).ok()?;
-        let (side, _) = waiter::unpack(msg.arg1)?;
-        let ch = self.channels.get(channel)?;
+    fn named(&self, ctx: &Context, id: ConnId, msg: &request::Waker) -> Option<Named> {
+        let ch = self.channels.get(msg.channel)?;
         let party = |conn, side| ctx.clients.get(conn).is_some_and(|c| ch.is_party(side, c.family));
         // The sleeper on its side, the other process on the other.
-        let pair = (id, u8::try_from(msg.id).ok()?, msg.arg1, msg.arg2);
-        (party(id, side) && party(msg.arg2, 1 - side)).then_some(Named { channel, pair })
+        let side = msg.waiter.side;
+        let pair = (id, msg.waker, msg.waiter, msg.ringer);
+        (party(id, side) && party(msg.ringer, 1 - side)).then_some(Named { channel: msg.channel, pair })
     }
 
-    /// [`kind::RING`]: passed on to the sleeper.
-    pub fn ring(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Ok(channel) = ChannelId::try_from(msg.arg0) else { return };
-        let (Some((side, _)), Ok(ch)) = (waiter::unpack(msg.arg1), self.party(ctx, id, channel)) else { return };
-        let fits = |family| ch.is_party(side, family);
-        ctx.clients.wake(msg.id, fits, [msg.arg0, msg.arg1, id]);
-        let waker = ((msg.id & KEY_WAKER) as u8).checked_sub(1);
-        let rung = waker.and_then(|waker| Some((id, ctx.clients.by_key(msg.id, fits)?, waker)));
-        if let (Some(rung), Some(ch)) = (rung, self.channels.get_mut(channel)) {
+    /// [`request::Ring`]: passed on to the sleeper.
+    pub fn ring(&mut self, ctx: &Context, id: ConnId, msg: request::Ring) {
+        let Ok(ch) = self.party(ctx, id, msg.channel) else { return };
+        let fits = |family| ch.is_party(msg.waiter.side, family);
+        ctx.clients.wake(msg.key, fits, msg.channel, (msg.waiter, Some(id)));
+        let waker = ((msg.key & KEY_WAKER) as u8).checked_sub(1);
+        let rung = waker.and_then(|waker| Some((id, ctx.clients.by_key(msg.key, fits)?, waker)));
+        if let (Some(rung), Some(ch)) = (rung, self.channels.get_mut(msg.channel)) {
             ch.pipes.note_rung(rung);
         }
     }
 
-    /// [`kind::WAKER`]: the sleeper's end of a pipe.
-    pub fn waker(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Some(named) = self.named(ctx, id, msg) else { return };
+    /// [`request::Waker`]: the sleeper's end of a pipe.
+    pub fn waker(&mut self, ctx: &mut Context, id: ConnId, msg: request::Waker) {
+        let Some(named) = self.named(ctx, id, &msg) else { return };
         let (Some(ch), Some(client)) = (self.channels.get(named.channel), ctx.clients.get(id)) else { return };
         // The process that is to get an end has rung, and reads what it is sent.
-        if !ch.pipes.was_rung((msg.arg2, id, named.pair.1)) || !ctx.clients.has_room(id, msg.arg2, 1) {
+        if !ch.pipes.was_rung((msg.ringer, id, msg.waker)) || !ctx.clients.has_room(id, msg.ringer, 1) {
             return;
         }
         if client.pipes_unready >= UNREADY || ch.pipes.0.contains_key(&named.pair) || ch.pipes.0.len() >= PIPES {
@@ -72,25 +70,22 @@ impl Shm {
         let Ok((read, write)) = pipe(uid) else { return };
         client.pipes_unready += 1;
         ch.pipes.0.insert(named.pair, Some(write));
-        let out = Msg { arg2: msg.arg2, ..place(kind::WAKER_READ, msg.id, named.channel, msg.arg1) };
-        ctx.clients.send(id, Outgoing { msg: out, fd: Some(Rc::new(read)), unasked: true });
+        let request::Waker { waker, channel, waiter, ringer } = msg;
+        ctx.clients.send(id, Outgoing::with(notice::WakerRead { waker, channel, waiter, ringer }, Rc::new(read)));
     }
 
-    /// [`kind::WAKER_READY`]: the other process's end.
-    pub fn waker_ready(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Some(named) = self.named(ctx, id, msg) else { return };
-        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), ctx.clients.get_mut(id)) else { return };
+    /// [`request::WakerReady`]: the other process's end.
+    pub fn waker_ready(&mut self, ctx: &mut Context, id: ConnId, msg: request::WakerReady) {
+        let request::WakerReady { waker, channel, waiter, ringer } = msg;
+        let Some(named) = self.named(ctx, id, &request::Waker { waker, channel, waiter, ringer }) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get_mut(channel), ctx.clients.get_mut(id)) else { return };
         let Some(write) = ch.pipes.0.get_mut(&named.pair).and_then(Option::take) else { return };
         client.pipes_unready -= 1;
-        let key = waker_key(client.nonce, usize::from(named.pair.1));
-        let out = place(kind::WAKER_WRITE, key, named.channel, msg.arg1);
-        if !ctx.clients.send_for(id, msg.arg2, Outgoing { msg: out, fd: Some(Rc::new(write)), unasked: true }) {
+        let key = waker_key(client.nonce, usize::from(waker));
+        let told = notice::WakerWrite { key, channel, waiter };
+        if !ctx.clients.send_for(id, ringer, Outgoing::with(told, Rc::new(write))) {
             // The pipe ends, and messages go on waking the sleeper.
             ch.pipes.0.remove(&named.pair);
         }
     }
-}
-
-fn place(kind: u32, id: u64, channel: ChannelId, waiter: u64) -> Msg {
-    Msg { id, arg0: u64::from(channel), arg1: waiter, ..Msg::new(kind) }
 }

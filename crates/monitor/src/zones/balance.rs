@@ -6,7 +6,7 @@
 use super::group::GroupId;
 use super::queues::{Balance, Shared, Stolen};
 use super::state::Zones;
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::broker::clone::listening;
 use crate::clients::Outgoing;
 use crate::context::Context;
@@ -17,7 +17,7 @@ use crate::steer::front::Front;
 use crate::steer::{Also, Move};
 use crate::ConnId;
 use fsocket_abi::balance::QUEUES;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{answer, notice, request};
 use fsocket_reuseport::listener;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::AsRawFd;
@@ -26,10 +26,10 @@ use std::rc::Rc;
 use std::time::Instant;
 
 impl Zones {
-    /// [`kind::BALANCE`].
-    pub fn balance(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    /// [`request::Balance`].
+    pub fn balance(&mut self, ctx: &Context, id: ConnId, msg: request::Balance) -> Answer<answer::Balance> {
         let off = ctx.config.balance.off;
-        let g = self.all.get_mut(&msg.id).filter(|g| g.holders.contains(&id)).ok_or(Errno::NOENT)?;
+        let g = self.all.get_mut(&msg.group).filter(|g| g.holders.contains(&id)).ok_or(Errno::NOENT)?;
         if off {
             return Err(Errno::OPNOTSUPP);
         }
@@ -39,16 +39,16 @@ impl Zones {
             epoll::add(&*ctx.epoll, g.select.waker(), data, EventFlags::IN)?;
         }
         let map = rustix::io::fcntl_dupfd_cloexec(g.select.balance(), 0)?;
-        Ok((reply(msg), Some(Rc::new(ForeignFd::new(map, 0)))))
+        Ok((answer::Balance {}, Some(Rc::new(ForeignFd::new(map, 0)))))
     }
 
-    /// [`kind::SHARE`].
-    pub fn share(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Option<()> {
+    /// [`request::Share`]. `None`: the socket cannot be shared.
+    pub fn share(&mut self, ctx: &mut Context, id: ConnId, msg: request::Share, fd: Option<ForeignFd>) -> Option<()> {
         let fd = fd?;
         let (shape, _) = listening(fd.as_fd()).ok()?;
         let netns = descriptor::netns_cookie(fd.as_fd()).ok()?;
-        let place = u32::try_from(msg.arg0).ok().filter(|p| (1..=QUEUES as u32).contains(p))?;
-        let g = self.all.get_mut(&msg.id)?;
+        let place = Some(msg.place).filter(|p| (1..=QUEUES as u32).contains(p))?;
+        let g = self.all.get_mut(&msg.group)?;
         let cpu = g.members.get(&place).filter(|m| m.conn == id)?.cpu;
         // As for LOCAL: nobody hands the others a listener that is not theirs.
         if g.netns != netns || g.shape != shape.addr() {
@@ -68,8 +68,7 @@ impl Zones {
         balance.set_limits(&ctx.config.balance, !g.guests.is_empty());
         balance.park();
         let peer = |place: u32, cpu: u32, fd: &Rc<ForeignFd>| {
-            let msg = Msg { id: g.id, arg0: place.into(), arg1: cpu.into(), ..Msg::new(kind::PEER) };
-            Outgoing { msg, fd: Some(fd.clone()), unasked: true }
+            Outgoing::with(notice::Peer { group: g.id, place, cpu }, fd.clone())
         };
         for other in others.iter().copied().filter(|other| *other != id) {
             // (One that does not read takes nothing from here.)
@@ -95,16 +94,15 @@ impl Zones {
             return;
         }
         balance.set_limits(&ctx.config.balance, !g.guests.is_empty());
-        let msg = Msg { id: group, arg0: place.into(), ..Msg::new(kind::PEER_GONE) };
         for other in g.conns_that_share().into_iter().filter(|other| *other != owner) {
-            ctx.clients.notify(other, msg);
+            ctx.clients.notify(other, notice::PeerGone { group, place });
         }
     }
 
-    /// [`kind::WAITING`]: a connection is there now, or the process gets a message when one is.
-    pub fn waiting(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    /// [`request::Waiting`]: a connection is there now, or the process gets a message when one is.
+    pub fn waiting(&mut self, ctx: &Context, id: ConnId, msg: request::Waiting) -> Answer<answer::Waiting> {
         let off = ctx.config.balance.off;
-        let known = self.all.get_mut(&msg.id).filter(|g| !off && g.own.is_none() && g.holders.contains(&id));
+        let known = self.all.get_mut(&msg.group).filter(|g| !off && g.own.is_none() && g.holders.contains(&id));
         let g = known.ok_or(Errno::NOENT)?;
         let length = |s: &Shared| listener::backlog(s.socket.as_fd().as_raw_fd()).map_or(0, |(_, n)| n);
         let waits =
@@ -120,29 +118,29 @@ impl Zones {
             self.balance_at(Instant::now() + ctx.config.balance.interval);
         }
         let (place, socket) = found.ok_or(Errno::AGAIN)?;
-        Ok((Msg { arg0: place.into(), ..reply(msg) }, Some(socket)))
+        Ok((answer::Waiting { place }, Some(socket)))
     }
 
-    /// [`kind::SHUT`].
-    pub fn shut_group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
-        let known = self.all.get_mut(&msg.id).filter(|g| g.own.is_none() && g.holders.contains(&id));
+    /// [`request::Shut`].
+    pub fn shut_group(&mut self, ctx: &mut Context, id: ConnId, msg: request::Shut) -> Answer<answer::Shut> {
+        let known = self.all.get_mut(&msg.group).filter(|g| g.own.is_none() && g.holders.contains(&id));
         let g = known.ok_or(Errno::NOENT)?;
-        if msg.arg0 == 1 {
+        if msg.goes_on {
             g.withdrawn = true;
             g.assign();
         }
         for s in g.balance.iter().flat_map(|b| b.shared.values()) {
             s.socket.shutdown(rustix::net::Shutdown::Read);
         }
-        self.call(msg.id);
+        self.call(msg.group);
         self.zones_look(ctx);
-        Ok((reply(msg), None))
+        Ok((answer::Shut {}, None))
     }
 
-    /// [`kind::PEER_CLOSED`].
-    pub fn peer_closed(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        if self.all.get(&msg.id).is_some_and(|g| g.holders.contains(&id)) {
-            self.call(msg.id);
+    /// [`request::PeerClosed`].
+    pub fn peer_closed(&mut self, ctx: &mut Context, id: ConnId, msg: request::PeerClosed) {
+        if self.all.get(&msg.group).is_some_and(|g| g.holders.contains(&id)) {
+            self.call(msg.group);
             self.zones_look(ctx);
         }
     }
@@ -209,8 +207,7 @@ impl Zones {
 
     pub fn hint(&mut self, ctx: &mut Context, whom: Vec<(GroupId, ConnId)>) {
         for (group, conn) in whom {
-            let msg = Msg { id: group, ..Msg::new(kind::WAKE_HINT) };
-            ctx.clients.notify(conn, msg);
+            ctx.clients.notify(conn, notice::WakeHint { group });
         }
     }
 }

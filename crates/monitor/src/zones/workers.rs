@@ -3,14 +3,14 @@
 use super::group::{Group, GroupId, Member};
 use super::own::Own;
 use super::state::Zones;
-use crate::answer::{reply, Answer};
+use crate::answer::Answer;
 use crate::broker::clone::listening;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
 use crate::{ConnId, FamilyId};
 use fsocket_bpf::select::{GLOBAL, PLACES};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{answer, notice, request};
 use fsocket_reuseport::listener::Shape;
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -22,16 +22,22 @@ use std::time::Instant;
 const GROUPS: usize = 1024;
 const GROUPS_PER_UID: usize = 64;
 /// The CPU that a worker names.
-fn cpu_of(msg: &Msg) -> Result<u32, Errno> {
-    u32::try_from(msg.arg0).ok().filter(|cpu| *cpu < u32::MAX).ok_or(Errno::INVAL)
+fn cpu_of(msg: &request::Local) -> Result<u32, Errno> {
+    msg.cpu.filter(|cpu| *cpu < u32::MAX).ok_or(Errno::INVAL)
 }
 
 impl Zones {
-    /// [`kind::GROUP`].
-    pub fn group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Group`].
+    pub fn group(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Group,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Group> {
         let fd = fd.ok_or(Errno::BADF)?;
-        if msg.arg0 == 1 {
-            return self.own_group(ctx, id, msg, &fd);
+        if msg.own {
+            return self.own_group(ctx, id, &fd);
         }
         let (shape, cookie) = listening(fd.as_fd())?;
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
@@ -48,7 +54,7 @@ impl Zones {
         g.holders.insert(id);
         g.families.insert(family);
         let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
-        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(ForeignFd::new(program, 0)))))
+        Ok((answer::Group { group }, Some(Rc::new(ForeignFd::new(program, 0)))))
     }
 
     pub(super) fn new_group(
@@ -115,12 +121,18 @@ impl Zones {
         Ok(id)
     }
 
-    /// [`kind::LOCAL`].
-    pub fn local(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Local`].
+    pub fn local(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Local,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Local> {
         let fd = fd.ok_or(Errno::BADF)?;
         let (shape, cookie) = listening(fd.as_fd())?;
         let netns = descriptor::netns_cookie(fd.as_fd())?;
-        let g = self.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
+        let g = self.all.get_mut(&msg.group).ok_or(Errno::NOENT)?;
         // Somebody else's listener; a socket that is not of this group would only
         // waste a place, for the kernel checks that at each selection.
         if !g.holders.contains(&id) || g.netns != netns || g.shape != shape.addr() {
@@ -128,10 +140,10 @@ impl Zones {
         }
         let pid = ctx.clients.get(id).map_or(0, |c| c.pid);
         self.changed = true;
-        let g = self.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
-        let member = |cpu| Member { conn: id, pid, cookie, cpu, on_trial: msg.arg1 != 0 };
+        let g = self.all.get_mut(&msg.group).ok_or(Errno::NOENT)?;
+        let member = |cpu| Member { conn: id, pid, cookie, cpu, on_trial: msg.on_trial };
         let (place, cpu, gone) = if g.own.is_some() {
-            let cpu = if msg.arg0 == u64::MAX { u32::MAX } else { cpu_of(msg)? };
+            let cpu = msg.cpu.unwrap_or(u32::MAX);
             g.add_own(member(cpu), &fd)?
         } else {
             // One from before this monitor, that has found it.
@@ -141,34 +153,39 @@ impl Zones {
             if known.is_none() {
                 g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
             }
-            g.members.insert(place, member(cpu_of(msg)?));
+            g.members.insert(place, member(cpu_of(&msg)?));
             g.assign();
-            (place, cpu_of(msg)?, false)
+            (place, cpu_of(&msg)?, false)
         };
         let is_first = g.members.len() == 1;
         tracing::debug!(group = g.id, process = %ctx.clients.name(id), cpu, place, "worker");
         if is_first || gone {
             // Others of the fork group sleep on the global socket, where nothing comes
             // any more: they may join now.
-            self.call(msg.id);
+            self.call(msg.group);
             self.zones_look(ctx);
         }
-        Ok((Msg { id: msg.id, arg0: u64::from(place), arg1: u64::from(cpu), ..reply(msg) }, None))
+        Ok((answer::Local { group: msg.group, place, cpu }, None))
     }
 
-    /// [`kind::LEFT`].
-    pub fn left(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Some(g) = self.all.get_mut(&msg.id) else { return };
-        let Ok(place) = u32::try_from(msg.arg0) else { return };
-        if g.members.get(&place).is_some_and(|m| m.conn == id) {
+    /// [`request::Left`].
+    pub fn left(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        request::Left { group, place }: request::Left,
+    ) -> Answer<answer::Left> {
+        let known = self.all.get_mut(&group);
+        if let Some(g) = known.filter(|g| g.members.get(&place).is_some_and(|m| m.conn == id)) {
             g.members.remove(&place);
             g.select.take_out(place);
             g.assign();
             self.changed = true;
-            self.unshare(ctx, msg.id, place, id);
-            self.call(msg.id);
+            self.unshare(ctx, group, place, id);
+            self.call(group);
             self.zones_look(ctx);
         }
+        Ok((answer::Left {}, None))
     }
 
     /// A process is gone.
@@ -229,27 +246,27 @@ impl Zones {
             let to: Vec<ConnId> =
                 ctx.clients.iter().filter(|(_, c)| g.families.contains(&c.family)).map(|(id, _)| id).collect();
             for id in to {
-                let msg = Msg { id: group, ..Msg::new(kind::LOOK) };
-                ctx.clients.notify(id, msg);
+                ctx.clients.notify(id, notice::Look { group });
             }
         }
     }
 
-    /// [`kind::CLONE`].
-    pub fn clone_listener(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+    /// [`request::Clone`].
+    pub fn clone_listener(
+        &self,
+        ctx: &Context,
+        id: ConnId,
+        msg: request::Clone,
+        fd: Option<ForeignFd>,
+    ) -> Answer<answer::Clone> {
         let fd = fd.ok_or(Errno::BADF)?;
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
-        let reservation = match msg.arg0 {
-            0 => false,
-            1 => true,
-            _ => return Err(Errno::INVAL),
-        };
-        let made = ctx.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), reservation)?;
-        Ok((reply(msg), Some(Rc::new(ForeignFd::new(made, client.uid)))))
+        let made = ctx.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), msg.reservation)?;
+        Ok((answer::Clone {}, Some(Rc::new(ForeignFd::new(made, client.uid)))))
     }
 
-    /// [`GROUP`](fsocket_proto::kind::GROUP) of a program's own sockets.
-    pub(super) fn own_group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &ForeignFd) -> Answer {
+    /// [`request::Group`] of a program's own sockets.
+    pub(super) fn own_group(&mut self, ctx: &mut Context, id: ConnId, fd: &ForeignFd) -> Answer<answer::Group> {
         let info = descriptor::listening(fd.as_fd())?;
         if self.all.values().any(|g| g.cookie == info.cookie) {
             // Not the program: we have made it share its address, for the program before.
@@ -279,7 +296,7 @@ impl Zones {
         let gone = g.settle();
         // Strangers may have a selector of their own.
         if g.own.as_ref().is_some_and(|o| o.mixed && !o.given) {
-            return Ok((Msg { id: group, ..reply(msg) }, None));
+            return Ok((answer::Group { group }, None));
         }
         if let Some(own) = &mut g.own {
             own.given = true;
@@ -289,6 +306,6 @@ impl Zones {
             self.call(group);
             self.zones_look(ctx);
         }
-        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(ForeignFd::new(program, 0)))))
+        Ok((answer::Group { group }, Some(Rc::new(ForeignFd::new(program, 0)))))
     }
 }

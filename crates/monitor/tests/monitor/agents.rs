@@ -3,13 +3,14 @@
 use super::rights::{as_user, for_users};
 use super::support::*;
 use fsocket_monitor::links::Links;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;
 
 /// The monitor's answer to a process that wants to be the agent: 0 or an error number.
 fn asked(d: &Daemon) -> i32 {
-    d.stranger().request(Msg::new(kind::AGENT), None).0.result
+    d.stranger().request(Packet::new(request::Agent::KIND), None).0.result
 }
 
 #[test]

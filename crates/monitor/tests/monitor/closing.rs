@@ -5,7 +5,9 @@ use crate::rights::{as_user, for_users};
 use crate::support::*;
 use crate::switching::of;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
-use fsocket_proto::{kind, switch, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::values::Switching;
+use fsocket_proto::{request, Payload};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{
@@ -73,10 +75,10 @@ fn switched(s: &mut Proc, c: &mut Proc, ch: &ChannelView, i: usize) -> (OwnedFd,
     }
     slot.generation.store(9, Ordering::Relaxed);
     slot.state.store(slot_state::ESTABLISHED, Ordering::Release);
-    let msg = Msg { id: u64::from(ch.id), arg0: i as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
-    let (answer, server) = s.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None);
+    let msg = Packet { id: u64::from(ch.id), arg0: i as u64, arg1: 9, ..Packet::new(request::Switch::KIND) };
+    let (answer, server) = s.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None);
     assert_eq!(answer.result, 0);
-    let client = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+    let client = c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).1.unwrap();
     (client, TcpStream::from(server.unwrap()))
 }
 
@@ -103,7 +105,7 @@ fn ends_that_linger_hold_up_nobody_when_a_channel_is_broken() {
     let Some(d) = for_users("ends_that_linger", |_| {}) else { return };
     let (s, c, _l, ch, ends) = with_ends(&d);
     assert!(ends.iter().all(|at| is_open(*at)));
-    is_served_while(&d, ENDS, || c.tell(Msg { id: ch.id.into(), ..Msg::new(kind::BROKEN) }, None));
+    is_served_while(&d, ENDS, || c.tell(Packet { id: ch.id.into(), ..Packet::new(request::Broken::KIND) }, None));
     wait_until("all ends are closed", || !ends.iter().any(|at| is_open(*at)));
     drop((s, c));
 }
@@ -141,7 +143,7 @@ impl Stuffed {
 
     /// The monitor gets it as a child of `parent`.
     fn hand_over(self, parent: &Proc) -> Proc {
-        parent.tell(Msg { id: self.0.nonce, ..Msg::new(kind::ADOPT) }, Some(self.1.as_fd()));
+        parent.tell(Packet { id: self.0.nonce, ..Packet::new(request::Adopt::KIND) }, Some(self.1.as_fd()));
         self.0
     }
 }
@@ -192,7 +194,7 @@ fn what_is_slow_to_close_takes_few_threads() {
     };
     let (fds, readers) = lingering(ENDS);
     let ends = addresses(&readers);
-    let unlisten = Msg { id: 1, ..Msg::new(kind::UNLISTEN) };
+    let unlisten = Packet { id: 1, ..Packet::new(request::Unlisten::KIND) };
     let all = fds.into_iter().fold(Stuffed::new(), |all, fd| all.with(unlisten.as_bytes(), vec![fd]));
     let parent = as_user(GREEDY, || d.process());
     let _child = all.hand_over(&parent);
@@ -211,7 +213,7 @@ fn nothing_is_left_of_a_user() {
     wait_until("all ends are closed", || !ends.iter().any(|at| is_open(*at)));
     let held = || {
         let mut root = d.stranger();
-        let (answer, fd) = root.request(Msg { arg2: 1, ..Msg::new(kind::REPORT) }, None);
+        let (answer, fd) = root.request(Packet { arg2: 1, ..Packet::new(request::Report::KIND) }, None);
         let mut text = vec![0; answer.arg0 as usize];
         rustix::io::pread(fd.unwrap(), &mut text, 0).unwrap();
         let report: fsocket_proto::report::Report = serde_json::from_slice(&text).unwrap();

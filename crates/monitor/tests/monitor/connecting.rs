@@ -3,8 +3,9 @@
 use crate::support::*;
 use fsocket_abi::channel::{waker_key, CHANNEL_SIZE, CLIENT, MAGIC};
 use fsocket_monitor::memory::Mapping;
+use fsocket_proto::raw::{waiter, Packet};
 use fsocket_proto::registry::{Registry, SIZE};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::{notice, request, Payload};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -33,7 +34,7 @@ fn the_registry_lists_listeners_and_is_read_only() {
     assert_eq!(read(offset_of!(Registry, entries)), 1);
     assert_eq!(read(offset_of!(Registry, entry)), id);
     assert_eq!(read(offset_of!(Registry, generation)) % 2, 0);
-    p.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
+    p.tell(Packet { id, ..Packet::new(request::Unlisten::KIND) }, None);
     p.sync();
     assert_eq!(read(offset_of!(Registry, entries)), 0);
 }
@@ -56,16 +57,14 @@ fn holders_of_a_listener_have_its_connections_begin_in_the_kernel() {
     let (l, _) = listener();
     let id = p.listen(&l);
     let mut other = d.process();
-    for (is_holder, wanted, then) in
-        [(false, 1, 0), (true, 1, 1), (false, 0, 1), (true, 7, 0), (true, 1, 1), (true, 0, 0)]
-    {
+    for (is_holder, wanted, then) in [(false, 1, 0), (true, 1, 1), (false, 0, 1), (true, 7, 1), (true, 0, 0)] {
         let p = if is_holder { &mut p } else { &mut other };
-        p.tell(Msg { id, arg0: wanted, ..Msg::new(kind::BRIEF) }, None);
+        p.tell(Packet { id, arg0: wanted, ..Packet::new(request::Brief::KIND) }, None);
         p.sync();
         assert_eq!(brief(), then, "{is_holder} {wanted}");
     }
-    p.tell(Msg { id, arg0: 1, ..Msg::new(kind::BRIEF) }, None);
-    p.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
+    p.tell(Packet { id, arg0: 1, ..Packet::new(request::Brief::KIND) }, None);
+    p.tell(Packet { id, ..Packet::new(request::Unlisten::KIND) }, None);
     p.sync();
     assert_eq!(brief(), 0, "the next listener is none of that");
     // All processes look through the registry at each change: there are not many.
@@ -76,7 +75,7 @@ fn holders_of_a_listener_have_its_connections_begin_in_the_kernel() {
     };
     let before = generation();
     for wanted in (0..400).map(|i| 1 - i % 2) {
-        p.tell(Msg { id, arg0: wanted, ..Msg::new(kind::BRIEF) }, None);
+        p.tell(Packet { id, arg0: wanted, ..Packet::new(request::Brief::KIND) }, None);
         p.sync();
     }
     let changes = (generation() - before) / 2;
@@ -195,7 +194,7 @@ fn a_worker_is_told_of_channels_before_and_after() {
     let (msg, fd) = s.unasked.remove(0);
     assert_eq!(
         (msg.kind, msg.id, msg.arg0, msg.arg1),
-        (kind::CHANNEL_SRV, u64::from(early.id), id, CHANNEL_SIZE as u64)
+        (notice::ChannelSrv::KIND, u64::from(early.id), id, CHANNEL_SIZE as u64)
     );
     assert_eq!(rustix::fs::fstat(fd.unwrap()).unwrap().st_ino, rustix::fs::fstat(&early.fd).unwrap().st_ino);
     assert_eq!(early.workers(), 1);
@@ -204,7 +203,7 @@ fn a_worker_is_told_of_channels_before_and_after() {
     let late = d.process().connect(port);
     assert_eq!(late.workers(), 1);
     let (msg, _) = s.wait_unasked();
-    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_SRV, u64::from(late.id)));
+    assert_eq!((msg.kind, msg.id), (notice::ChannelSrv::KIND, u64::from(late.id)));
     wait_until("it is counted", || s.pending() >= 2);
 
     // A second worker, a child.
@@ -221,7 +220,7 @@ fn only_holders_may_work() {
     let (mut s, mut other) = (d.process(), d.process());
     let (l, _) = listener();
     let id = s.listen(&l);
-    let (answer, _) = other.request(Msg { id, ..Msg::new(kind::WORKER) }, None);
+    let (answer, _) = other.request(Packet { id, ..Packet::new(request::Worker::KIND) }, None);
     assert_eq!(answer.result, Errno::NOENT.raw_os_error());
 }
 
@@ -234,48 +233,48 @@ fn two_processes_get_a_pipe_of_their_own() {
     s.unasked.clear();
     let mut other = d.process();
     let key = waker_key(c.nonce, 7);
-    let place = |kind| Msg { arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 3), ..Msg::new(kind) };
+    let place = |kind| Packet { arg0: u64::from(ch.id), arg1: waiter(CLIENT, 3), ..Packet::new(kind) };
     // Neither a stranger, nor with a key of nobody on that side, nor for a waiter that there is not.
-    other.tell(Msg { id: key, ..place(kind::RING) }, None);
+    other.tell(Packet { id: key, ..place(request::Ring::KIND) }, None);
     for key in [waker_key(s.nonce, 7), waker_key(other.nonce, 7), key & !0xff, 0, u64::MAX] {
-        s.tell(Msg { id: key, ..place(kind::RING) }, None);
+        s.tell(Packet { id: key, ..place(request::Ring::KIND) }, None);
     }
-    s.tell(Msg { id: key, arg1: waiter::pack(CLIENT, 63), ..place(kind::RING) }, None);
-    s.tell(Msg { id: key, arg1: 2 << 8, ..place(kind::RING) }, None);
+    s.tell(Packet { id: key, arg1: waiter(CLIENT, 63), ..place(request::Ring::KIND) }, None);
+    s.tell(Packet { id: key, arg1: 2 << 8, ..place(request::Ring::KIND) }, None);
     for p in [&mut other, &mut s, &mut c] {
         p.sync();
         assert!(p.unasked.is_empty());
     }
-    s.tell(Msg { id: key, ..place(kind::RING) }, None);
+    s.tell(Packet { id: key, ..place(request::Ring::KIND) }, None);
     let (woken, none) = c.wait_unasked();
-    assert_eq!((woken.kind, woken.id, woken.arg0, woken.arg1), (kind::WOKEN, 7, u64::from(ch.id), 3));
+    assert_eq!((woken.kind, woken.id, woken.arg0, woken.arg1), (notice::Woken::KIND, 7, u64::from(ch.id), 3));
     assert!(none.is_none());
 
     // Confirmed before it was asked for: nothing.
-    let ask = |kind, ringer| Msg { id: 7, arg2: ringer, ..place(kind) };
-    c.tell(ask(kind::WAKER_READY, woken.arg2), None);
+    let ask = |kind, ringer| Packet { id: 7, arg2: ringer, ..place(kind) };
+    c.tell(ask(request::WakerReady::KIND, woken.arg2), None);
     // By the other side, with somebody who is no party, with oneself: nothing.
-    s.tell(ask(kind::WAKER, woken.arg2), None);
+    s.tell(ask(request::Waker::KIND, woken.arg2), None);
     for ringer in [0, u64::MAX, woken.arg2 + 1000] {
-        c.tell(ask(kind::WAKER, ringer), None);
+        c.tell(ask(request::Waker::KIND, ringer), None);
     }
     for p in [&mut s, &mut c] {
         p.sync();
         assert!(p.unasked.is_empty());
     }
     for _ in 0..3 {
-        c.tell(ask(kind::WAKER, woken.arg2), None);
+        c.tell(ask(request::Waker::KIND, woken.arg2), None);
     }
     let (m, read) = c.wait_unasked();
-    assert_eq!((m.kind, m.id, m.arg2), (kind::WAKER_READ, 7, woken.arg2));
+    assert_eq!((m.kind, m.id, m.arg2), (notice::WakerRead::KIND, 7, woken.arg2));
     let read = read.expect("the read end");
     s.sync();
     assert!(s.unasked.is_empty(), "not before the sleeper watches it");
     for _ in 0..3 {
-        c.tell(ask(kind::WAKER_READY, woken.arg2), None);
+        c.tell(ask(request::WakerReady::KIND, woken.arg2), None);
     }
     let (m, write) = s.wait_unasked();
-    assert_eq!((m.kind, m.id, m.arg0, m.arg1), (kind::WAKER_WRITE, key, u64::from(ch.id), 3));
+    assert_eq!((m.kind, m.id, m.arg0, m.arg1), (notice::WakerWrite::KIND, key, u64::from(ch.id), 3));
     let write = write.expect("the other end");
     rustix::io::write(&write, &[1]).unwrap();
     assert!(rung(&read));
@@ -299,14 +298,17 @@ fn rings_for_one_that_does_not_read_are_one() {
     let (mut s, mut c, _l, ch) = d.acquainted();
     for i in 0..20_000u64 {
         let key = waker_key(c.nonce, i as usize % 3);
-        s.tell(Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 0), ..Msg::new(kind::RING) }, None);
+        s.tell(
+            Packet { id: key, arg0: u64::from(ch.id), arg1: waiter(CLIENT, 0), ..Packet::new(request::Ring::KIND) },
+            None,
+        );
         if i % 16 == 0 {
             s.sync();
         }
     }
     s.sync();
     c.sync();
-    let woken = c.unasked.iter().filter(|(m, _)| m.kind == kind::WOKEN).count();
+    let woken = c.unasked.iter().filter(|(m, _)| m.kind == notice::Woken::KIND).count();
     assert!((3..2_000).contains(&woken), "{woken} messages: what the socket holds, and three");
     c.sync();
 }
@@ -314,7 +316,7 @@ fn rings_for_one_that_does_not_read_are_one() {
 #[test]
 fn leases_are_unique_and_come_back() {
     let d = Daemon::start();
-    let lease = |p: &mut Proc| p.request(Msg::new(kind::PORTS), None).0;
+    let lease = |p: &mut Proc| p.request(Packet::new(request::Ports::KIND), None).0;
     let (mut a, mut b) = (d.process(), d.process());
     let mut seen = BTreeSet::new();
     for _ in 0..20 {

@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use fsocket_monitor::{Config, Endpoint, StartError};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use rustix::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -40,7 +41,7 @@ fn a_private_monitor_goes_after_its_last_client() {
     drop(b);
     // Asking for a report keeps nothing alive, and is answered meanwhile.
     let mut watcher = d.stranger();
-    watcher.request(Msg::new(kind::REPORT), None);
+    watcher.request(Packet::new(request::Report::KIND), None);
     wait_until("it exits", || d.has_exited());
     assert!(!d.socket.exists());
 }

@@ -5,7 +5,8 @@
 use crate::support::*;
 use fsocket_abi::arena::{flag, sock_state, Counter, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{ring_off, slot_state, status, waker_key, CLIENT, POS_START, SERVER, SLOTS, SUMMARY_SYN};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{notice, request, Payload};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::doorbell::FUTEX_BIT;
 use rustix::fd::OwnedFd;
@@ -26,7 +27,7 @@ fn scene() -> Scene {
     let (mut server, client, Listener { socket, port, id: listener }, ch) =
         acquaint(d.process_with_arena(), d.process_with_arena());
     let (msg, _) = server.wait_unasked();
-    assert_eq!(msg.kind, kind::CHANNEL_SRV);
+    assert_eq!(msg.kind, notice::ChannelSrv::KIND);
     Scene { server, client, listener, port, ch, _socket: socket.into(), d }
 }
 
@@ -176,14 +177,17 @@ fn an_heir_takes_what_it_claims_and_no_more() {
     let mut next = s.server.successor(&[s.listener, other, 4711]);
     s.ch.set_state(0, slot_state::ESTABLISHED);
     s.server.open_sock(0, s.ch.id, 0, SERVER, &[s.server.nonce, next.nonce]);
-    let ask = |kind, id, arg0| Msg { id, arg0, ..Msg::new(kind) };
+    let ask = |kind, id, arg0| Packet { id, arg0, ..Packet::new(kind) };
     let nowhere = rustix::io::Errno::NOENT.raw_os_error();
-    assert!(next.request(ask(kind::INHERITED_ARENA, 0, 0), None).1.is_some());
-    assert_eq!(next.request(ask(kind::INHERITED_ARENA, 1, 0), None).0.result, nowhere);
-    let (part, memory) = next.request(ask(kind::CHANNEL_HANDLE, s.ch.id.into(), SERVER as u64), None);
+    assert!(next.request(ask(request::InheritedArena::KIND, 0, 0), None).1.is_some());
+    assert_eq!(next.request(ask(request::InheritedArena::KIND, 1, 0), None).0.result, nowhere);
+    let (part, memory) = next.request(ask(request::ChannelHandle::KIND, s.ch.id.into(), SERVER as u64), None);
     assert_eq!((part.arg0, memory.is_some()), (s.listener, true));
-    for (channel, side) in [(s.ch.id.into(), CLIENT as u64), (s.ch.id.into(), 2), (u64::MAX, 0)] {
-        assert_eq!(next.request(ask(kind::CHANNEL_HANDLE, channel, side), None).0.result, nowhere);
+    let no_message = rustix::io::Errno::INVAL.raw_os_error();
+    for (channel, side, refusal) in
+        [(s.ch.id.into(), CLIENT as u64, nowhere), (s.ch.id.into(), 2, no_message), (u64::MAX, 0, no_message)]
+    {
+        assert_eq!(next.request(ask(request::ChannelHandle::KIND, channel, side), None).0.result, refusal);
     }
     // The program before it ends first: its place waits for the successor.
     let Scene { server, ch, d, mut client, _socket, listener, port, .. } = s;
@@ -191,7 +195,7 @@ fn an_heir_takes_what_it_claims_and_no_more() {
     wait_until("the old program is gone", || ch.workers() == 0);
     assert_eq!(ch.status(0, SERVER), 0);
     assert_eq!(next.listen(&_socket), listener);
-    assert_eq!(next.request(Msg::new(kind::SETTLED), None).0.result, 0);
+    assert_eq!(next.request(Packet::new(request::Settled::KIND), None).0.result, 0);
     assert_eq!(next.work(listener), 0);
     let mut c = d.process();
     assert_eq!(c.connect_to(v4([127, 0, 0, 1], port), 0).0.result, 0);
@@ -212,12 +216,12 @@ fn an_heir_that_is_heard_first_loses_nothing() {
     next.hello();
     assert_eq!(next.listen(&s._socket), s.listener);
     for l in [s.listener, other] {
-        s.server.tell(Msg { id: next.nonce, arg0: l, ..Msg::new(kind::KEEP) }, None);
+        s.server.tell(Packet { id: next.nonce, arg0: l, ..Packet::new(request::Keep::KIND) }, None);
     }
     s.server.sync();
     let Scene { server, ch: _ch, d, client: _client, listener, port, .. } = s;
     drop(server.fd);
-    assert_eq!(next.request(Msg::new(kind::SETTLED), None).0.result, 0);
+    assert_eq!(next.request(Packet::new(request::Settled::KIND), None).0.result, 0);
     // (Not the second one, for which the next program has no descriptor.)
     let mut c = d.process();
     assert_eq!(c.connect_to(v4([127, 0, 0, 1], port), 0).0.result, 0);
@@ -267,16 +271,16 @@ fn the_end_of_a_listener_resets_what_nobody_accepted() {
     s.ch.sleep(CLIENT, 0, waker_key(s.client.nonce, 9));
     let _ = s.ch.slot(5).dir[SERVER].want_data.arm(1);
     let pending = s.client.pending();
-    s.server.tell(Msg { id: s.listener, ..Msg::new(kind::UNLISTEN) }, None);
+    s.server.tell(Packet { id: s.listener, ..Packet::new(request::Unlisten::KIND) }, None);
     s.server.sync();
     assert!(s.ch.listener_closed());
     assert_eq!(s.ch.status(4, SERVER), status::RST | status::CLOSED);
     assert_eq!(s.ch.status(5, SERVER), status::RST | status::CLOSED);
     assert_eq!(s.ch.status(6, SERVER), 0, "an accepted connection goes on");
     assert!(s.client.is_woken(9));
-    s.client.unasked.retain(|(m, _)| m.kind != kind::WOKEN);
+    s.client.unasked.retain(|(m, _)| m.kind != notice::Woken::KIND);
     let (msg, _) = s.client.wait_unasked();
-    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(s.ch.id)));
+    assert_eq!((msg.kind, msg.id), (notice::ChannelGone::KIND, u64::from(s.ch.id)));
     assert!(s.client.pending() > pending);
     assert_ne!(s.client.connect_to(v4([127, 0, 0, 1], s.port), 0).0.result, 0);
     // And still ends as it should.
@@ -332,14 +336,14 @@ fn a_client_that_came_and_went_is_still_accepted() {
     assert_eq!(ch.status(0, CLIENT), status::FIN | status::CLOSED);
     server.work(id);
     let (msg, fd) = server.unasked.remove(0);
-    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_SRV, u64::from(ch.id)));
+    assert_eq!((msg.kind, msg.id), (notice::ChannelSrv::KIND, u64::from(ch.id)));
     assert!(fd.is_some());
     // The server takes it and closes it: then the channel goes.
     ch.queue(0).head.store(1, Ordering::Release);
     ch.set_state(0, slot_state::ESTABLISHED);
     ch.slot(0).dir[SERVER].prod.status.store(status::CLOSED | status::FIN, Ordering::Release);
     let (msg, _) = server.wait_unasked();
-    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(ch.id)));
+    assert_eq!((msg.kind, msg.id), (notice::ChannelGone::KIND, u64::from(ch.id)));
 }
 
 /// A worker has taken it out of the queue, and not looked at the slot yet, when its client ends.
@@ -359,11 +363,11 @@ fn a_connection_that_is_being_accepted_outlives_its_client() {
     wait_until("it has gone", || ch.client_gone());
     server.sync();
     let kinds: Vec<u32> = server.unasked.drain(..).map(|(msg, _)| msg.kind).collect();
-    assert_eq!(kinds, [kind::CHANNEL_SRV]);
+    assert_eq!(kinds, [notice::ChannelSrv::KIND]);
     ch.set_state(0, slot_state::ESTABLISHED);
     ch.slot(0).dir[SERVER].prod.status.store(status::CLOSED | status::FIN, Ordering::Release);
     let (msg, _) = server.wait_unasked();
-    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(ch.id)));
+    assert_eq!((msg.kind, msg.id), (notice::ChannelGone::KIND, u64::from(ch.id)));
 }
 
 #[test]
@@ -437,7 +441,7 @@ fn others_are_answered_while_a_process_with_much_ends() {
 fn a_channel_at_rest_ends_and_one_in_use_does_not() {
     let mut s = scene();
     let rest = |p: &mut Proc, id: u32| {
-        p.tell(Msg { id: id.into(), ..Msg::new(kind::REST) }, None);
+        p.tell(Packet { id: id.into(), ..Packet::new(request::Rest::KIND) }, None);
         p.sync();
     };
     // Not for another process, nor with a connection that is open, waits, or has become the kernel's.
@@ -458,7 +462,7 @@ fn a_channel_at_rest_ends_and_one_in_use_does_not() {
     rest(&mut s.client, s.ch.id);
     assert!(s.ch.listener_closed());
     for p in [&mut s.client, &mut s.server] {
-        assert_eq!(p.wait_unasked().0, Msg { id: s.ch.id.into(), ..Msg::new(kind::CHANNEL_GONE) });
+        assert_eq!(p.wait_unasked().0, Packet { id: s.ch.id.into(), ..Packet::new(notice::ChannelGone::KIND) });
     }
     assert_ne!(s.client.connect(s.port).id, s.ch.id);
 }

@@ -2,7 +2,8 @@
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 const TIME: Duration = Duration::from_millis(700);
 
 /// Connects again and again; how often.
-fn flood(d: &Daemon, over: &AtomicBool, first: Option<Msg>) -> u64 {
+fn flood(d: &Daemon, over: &AtomicBool, first: Option<Packet>) -> u64 {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let address = SocketAddrUnix::new(&d.socket).unwrap();
     let mut n = 0;
@@ -19,7 +20,7 @@ fn flood(d: &Daemon, over: &AtomicBool, first: Option<Msg>) -> u64 {
         // (EAGAIN: the queue is full.)
         if rustix::net::connect(&fd, &address).is_ok() {
             n += 1;
-            let _ = first.map(|msg| fsocket_monitor::wire::send(rustix::fd::AsFd::as_fd(&fd), &msg, None));
+            let _ = first.map(|msg| fsocket_monitor::wire::send(rustix::fd::AsFd::as_fd(&fd), &msg.into(), None));
         }
     }
     n
@@ -28,7 +29,7 @@ fn flood(d: &Daemon, over: &AtomicBool, first: Option<Msg>) -> u64 {
 /// What is done again and again waits each time for so many connections of a flood at most. (All of them compete for the
 /// CPUs, so that times say little.)
 #[track_caller]
-fn waits_for(most: u64, d: &Daemon, first: Option<Msg>, mut what: impl FnMut()) {
+fn waits_for(most: u64, d: &Daemon, first: Option<Packet>, mut what: impl FnMut()) {
     let over = AtomicBool::new(false);
     let (came, served) = std::thread::scope(|s| {
         let over = &over;
@@ -52,7 +53,7 @@ fn clients_that_come_and_go_keep_nobody_waiting_who_is_there() {
     let mut p = as_user(70_009, || d.process());
     waits_for(3000, &d, None, || p.sync());
     // Those that say something, too.
-    let hello = Msg { id: 77 << 16 | 1, arg1: u64::from(fsocket_abi::VERSION), ..Msg::new(kind::HELLO) };
+    let hello = Packet { id: 77 << 16 | 1, arg1: u64::from(fsocket_abi::VERSION), ..Packet::new(request::Hello::KIND) };
     waits_for(3000, &d, Some(hello), || p.sync());
 }
 

@@ -4,7 +4,8 @@ use crate::support::*;
 use fsocket_abi::arena::{ARENA_SIZE, SOCKS};
 use fsocket_abi::channel::{slot_state, waker_key, SLOTS};
 use fsocket_monitor::memory::memfd;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{notice, request, Payload};
 use fsocket_sync::atomic::{AtomicU32, Ordering};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fd::AsFd;
@@ -23,13 +24,13 @@ fn malformed_packets_drop_only_their_sender() {
         assert!(p.is_dropped());
     }
     let messages = [
-        Msg { version: 99, ..Msg::new(kind::PORTS) },
-        Msg::new(0),
-        Msg::new(u32::MAX),
-        Msg::new(kind::CHANNEL_SRV),
-        Msg::new(kind::HELLO),
-        Msg::new(kind::ADOPT),
-        Msg::new(kind::ARENA),
+        Packet { version: 99, ..Packet::new(request::Ports::KIND) },
+        Packet::new(0),
+        Packet::new(u32::MAX),
+        Packet::new(notice::ChannelSrv::KIND),
+        Packet::new(request::Hello::KIND),
+        Packet::new(request::Adopt::KIND),
+        Packet::new(request::Arena::KIND),
     ];
     for msg in messages {
         let mut p = d.process();
@@ -37,7 +38,7 @@ fn malformed_packets_drop_only_their_sender() {
         assert!(p.is_dropped(), "{msg:?}");
     }
     let mut p = d.stranger();
-    p.tell(Msg::new(kind::PORTS), None);
+    p.tell(Packet::new(request::Ports::KIND), None);
     assert!(p.is_dropped(), "without HELLO");
     good.sync();
 }
@@ -46,7 +47,7 @@ fn malformed_packets_drop_only_their_sender() {
 fn another_abi_is_told_so() {
     let d = Daemon::start();
     let mut p = d.stranger();
-    let (answer, fd) = p.request(Msg { id: 1, arg1: 999, ..Msg::new(kind::HELLO) }, None);
+    let (answer, fd) = p.request(Packet { id: 1, arg1: 999, ..Packet::new(request::Hello::KIND) }, None);
     assert_eq!(answer.result, Errno::PROTO.raw_os_error());
     assert!(fd.is_none());
 }
@@ -56,7 +57,7 @@ fn what_does_not_listen_is_no_listener() {
     let d = Daemon::start();
     let mut p = d.process();
     let mut refused = |fd: Option<rustix::fd::BorrowedFd<'_>>| {
-        assert_ne!(p.request(Msg::new(kind::LISTEN), fd).0.result, 0);
+        assert_ne!(p.request(Packet::new(request::Listen::KIND), fd).0.result, 0);
     };
     refused(Some(connected().as_fd()));
     refused(Some(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().as_fd()));
@@ -67,7 +68,9 @@ fn what_does_not_listen_is_no_listener() {
     // Connecting wants a socket, too.
     let null = std::fs::File::open("/dev/null").unwrap();
     assert_ne!(
-        p.request(Msg { addr: v4([127, 0, 0, 1], 1), ..Msg::new(kind::CONNECT) }, Some(null.as_fd())).0.result,
+        p.request(Packet { addr: v4([127, 0, 0, 1], 1), ..Packet::new(request::Connect::KIND) }, Some(null.as_fd()))
+            .0
+            .result,
         0
     );
 }
@@ -99,7 +102,7 @@ fn an_arena_that_could_shrink_is_refused() {
         if labelled {
             label_arena(&fd);
         }
-        p.tell(Msg::new(kind::ARENA), Some(fd.as_fd()));
+        p.tell(Packet::new(request::Arena::KIND), Some(fd.as_fd()));
         p.is_dropped()
     };
     assert!(try_arena(ARENA_SIZE, SealFlags::GROW, true));
@@ -108,12 +111,12 @@ fn an_arena_that_could_shrink_is_refused() {
     assert!(try_arena(ARENA_SIZE * 2, SealFlags::SHRINK | SealFlags::GROW, true));
     assert!(try_arena(ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW, false), "without magic");
     let mut p = d.process();
-    p.tell(Msg::new(kind::ARENA), Some(std::fs::File::open("/dev/zero").unwrap().as_fd()));
+    p.tell(Packet::new(request::Arena::KIND), Some(std::fs::File::open("/dev/zero").unwrap().as_fd()));
     assert!(p.is_dropped());
     let mut p = d.process_with_arena();
     let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     label_arena(&fd);
-    p.tell(Msg::new(kind::ARENA), Some(fd.as_fd()));
+    p.tell(Packet::new(request::Arena::KIND), Some(fd.as_fd()));
     assert!(p.is_dropped(), "a second arena");
 }
 
@@ -183,8 +186,8 @@ fn no_descriptor_of_a_client_is_rung() {
     let (mut s, mut c, _l, ch) = d.acquainted();
     let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    for kind in [kind::RING, kind::WAKER, kind::WAKER_READY] {
-        let msg = Msg { id: waker_key(c.nonce, 0), arg0: u64::from(ch.id), ..Msg::new(kind) };
+    for kind in [request::Ring::KIND, request::Waker::KIND, request::WakerReady::KIND] {
+        let msg = Packet { id: waker_key(c.nonce, 0), arg0: u64::from(ch.id), ..Packet::new(kind) };
         s.tell(msg, Some(full.as_fd()));
     }
     s.sync();
@@ -199,7 +202,7 @@ fn an_adopted_socket_must_be_one_of_ours() {
         let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         let fd = if bad { a.as_fd() } else { null.as_fd() };
-        p.tell(Msg { id: 12345, ..Msg::new(kind::ADOPT) }, Some(fd));
+        p.tell(Packet { id: 12345, ..Packet::new(request::Adopt::KIND) }, Some(fd));
         assert!(p.is_dropped());
     }
     // A nonce that a relative has.
@@ -212,7 +215,7 @@ fn an_adopted_socket_must_be_one_of_ours() {
         None,
     )
     .unwrap();
-    p.tell(Msg { id: child.nonce, ..Msg::new(kind::ADOPT) }, Some(b.as_fd()));
+    p.tell(Packet { id: child.nonce, ..Packet::new(request::Adopt::KIND) }, Some(b.as_fd()));
     assert!(p.is_dropped());
 }
 
@@ -240,7 +243,7 @@ fn who_does_not_read_gets_everything_later() {
     let (m, _) = d.process().connect_to(v4([127, 0, 0, 1], port), 0);
     assert_eq!(m.result, Errno::MFILE.raw_os_error());
     for _ in 0..4 * 256 {
-        assert_eq!(s.wait_unasked().0.kind, kind::CHANNEL_SRV);
+        assert_eq!(s.wait_unasked().0.kind, notice::ChannelSrv::KIND);
     }
     s.sync();
     assert!(s.unasked.is_empty());
@@ -254,7 +257,7 @@ fn requests_without_reading_answers_are_bounded() {
     let mut sent = 0;
     // The monitor stops reading them at some point; then so many fit into the
     // socket buffer.
-    while fsocket_monitor::wire::send(p.fd.as_fd(), &Msg::new(kind::CHANNEL_HANDLE), None).is_ok() {
+    while fsocket_monitor::wire::send(p.fd.as_fd(), &Packet::new(request::ChannelHandle::KIND).into(), None).is_ok() {
         sent += 1;
         assert!(sent < 100_000);
     }
@@ -263,7 +266,7 @@ fn requests_without_reading_answers_are_bounded() {
 }
 
 /// A message of the kind within the limit, of those that nobody asked for.
-fn told(p: &mut Proc, kind: u32) -> Msg {
+fn told(p: &mut Proc, kind: u32) -> Packet {
     loop {
         let (msg, _) = p.wait_unasked();
         if msg.kind == kind {
@@ -279,9 +282,9 @@ fn a_queue_of_nonsense_ends_its_channel_and_the_client_gets_no_other() {
     ch.set_state(0, slot_state::ESTABLISHED);
     ch.queue(5).tail.store(1 << 31, Ordering::Release);
     // (On a busy machine the monitor may have put the channel to rest before.)
-    c.tell(Msg { id: ch.id.into(), ..Msg::new(kind::ARRIVES) }, None);
+    c.tell(Packet { id: ch.id.into(), ..Packet::new(request::Arrives::KIND) }, None);
     for p in [&mut c, &mut s] {
-        let gone = told(p, kind::CHANNEL_GONE);
+        let gone = told(p, notice::ChannelGone::KIND);
         assert_eq!((gone.id, gone.arg0), (u64::from(ch.id), 1));
     }
     assert!(ch.listener_closed());
@@ -303,24 +306,24 @@ fn a_queue_of_nonsense_ends_its_channel_and_the_client_gets_no_other() {
 fn a_side_that_says_so_ends_a_channel_and_nobody_else_can() {
     let d = Daemon::start();
     let (mut s, mut c, l, ch) = d.acquainted();
-    let broken = Msg { id: ch.id.into(), ..Msg::new(kind::BROKEN) };
+    let broken = Packet { id: ch.id.into(), ..Packet::new(request::Broken::KIND) };
     let mut stranger = d.process();
     stranger.tell(broken, None);
     stranger.sync();
     assert!(!ch.listener_closed());
     c.tell(broken, None);
-    assert_eq!(told(&mut s, kind::CHANNEL_GONE).arg0, 1);
+    assert_eq!(told(&mut s, notice::ChannelGone::KIND).arg0, 1);
     // The client speaks for itself alone.
     let to = v4([127, 0, 0, 1], l.port);
     assert_eq!(c.connect_to(to, 0).0.result, Errno::ACCESS.raw_os_error());
     let (answer, fd) = stranger.connect_to(to, 0);
     assert!(answer.result == 0 && fd.is_some());
-    s.tell(Msg { id: answer.id, ..Msg::new(kind::BROKEN) }, None);
-    assert_eq!(told(&mut stranger, kind::CHANNEL_GONE).id, answer.id);
+    s.tell(Packet { id: answer.id, ..Packet::new(request::Broken::KIND) }, None);
+    assert_eq!(told(&mut stranger, notice::ChannelGone::KIND).id, answer.id);
     assert_eq!(d.process().connect_to(to, 0).0.result, Errno::ACCESS.raw_os_error());
     // Twice, and of what is gone: nothing.
-    s.tell(Msg { id: answer.id, ..Msg::new(kind::BROKEN) }, None);
-    s.tell(Msg { id: u64::MAX, ..Msg::new(kind::BROKEN) }, None);
+    s.tell(Packet { id: answer.id, ..Packet::new(request::Broken::KIND) }, None);
+    s.tell(Packet { id: u64::MAX, ..Packet::new(request::Broken::KIND) }, None);
     s.sync();
 }
 
@@ -329,14 +332,14 @@ fn what_waits_where_nobody_looks_does_not_wake_workers_for_ever() {
     let d = Daemon::start();
     let (mut s, c, _l, ch) = d.acquainted();
     ch.syn(60, 0);
-    c.tell(Msg { id: ch.id.into(), ..Msg::new(kind::ARRIVES) }, None);
+    c.tell(Packet { id: ch.id.into(), ..Packet::new(request::Arrives::KIND) }, None);
     let mut woken = 0;
     let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
     while std::time::Instant::now() < end {
         ch.sleep(1, 0, fsocket_abi::channel::waker_key(s.nonce, 5));
         std::thread::sleep(std::time::Duration::from_millis(5));
         s.sync();
-        woken += s.unasked.iter().filter(|(m, _)| m.kind == kind::WOKEN).count();
+        woken += s.unasked.iter().filter(|(m, _)| m.kind == notice::Woken::KIND).count();
         s.unasked.clear();
     }
     assert!((1..=9).contains(&woken), "woken {woken} times");

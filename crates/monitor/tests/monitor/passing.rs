@@ -1,7 +1,9 @@
 //! Connections that processes pass to each other.
 
 use super::support::*;
-use fsocket_proto::{kind, passed, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::values::Passing;
+use fsocket_proto::{request, Payload};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::{self, socket_cookie};
 use rustix::net::{AddressFamily, SocketType};
@@ -21,16 +23,18 @@ fn a_passed_connection_goes_into_no_memory_of_workers_with_other_rights() {
         receiver.hello_with(class);
         sender.listen(&l.socket);
         let id = socket_cookie(&accepted).unwrap();
-        for (sends, arg0) in [(true, passed::SENT), (false, passed::ARRIVED), (true, passed::RELEASED)] {
+        for (sends, arg0) in
+            [(true, Passing::Sent as u64), (false, Passing::Arrived as u64), (true, Passing::Released as u64)]
+        {
             let p = if sends { &mut sender } else { &mut receiver };
-            p.tell(Msg { id, arg0, ..Msg::new(kind::PASSED) }, None);
+            p.tell(Packet { id, arg0, ..Packet::new(request::Passed::KIND) }, None);
             p.sync();
         }
-        let offer = Msg { id: 5, arg1: 1, ..Msg::new(kind::OFFER) };
+        let offer = Packet { id: 5, arg1: 1, ..Packet::new(request::Offer::KIND) };
         assert_eq!(receiver.request(offer, Some(accepted.as_fd())).0.result, 0);
-        let upgrade = Msg { id: ch.id.into(), arg0: 3, arg1: 9, ..Msg::new(kind::UPGRADE) };
+        let upgrade = Packet { id: ch.id.into(), arg0: 3, arg1: 9, ..Packet::new(request::Upgrade::KIND) };
         assert_eq!(client.request(upgrade, Some(end.as_fd())).0.result, then, "{class}");
-        let named = Msg { id: ch.id.into(), arg0: 1, ..Msg::new(kind::CHANNEL_HANDLE) };
+        let named = Packet { id: ch.id.into(), arg0: 1, ..Packet::new(request::ChannelHandle::KIND) };
         assert_eq!(receiver.request(named, None).1.is_some(), class == 0);
     }
 }
@@ -53,7 +57,7 @@ fn an_offer_is_of_the_socket_that_is_there() {
             socket.into()
         };
         let (mut end, mut accepted) = (from((Ipv4Addr::new(127, 0, 41, 1), 0).into()), accept());
-        let offer = Msg { id: 5, ..Msg::new(kind::OFFER) };
+        let offer = Packet { id: 5, ..Packet::new(request::Offer::KIND) };
         assert_eq!(server.request(offer, Some(accepted.as_fd())).0.result, 0);
         if !is_same {
             let own = end.local_addr().unwrap();
@@ -61,7 +65,7 @@ fn an_offer_is_of_the_socket_that_is_there() {
             drop((end, accepted));
             (end, accepted) = (from(own), accept());
         }
-        let upgrade = Msg { id: ch.id.into(), arg0: 3, arg1: 9, ..Msg::new(kind::UPGRADE) };
+        let upgrade = Packet { id: ch.id.into(), arg0: 3, arg1: 9, ..Packet::new(request::Upgrade::KIND) };
         assert_eq!(client.request(upgrade, Some(end.as_fd())).0.result, then);
         drop(accepted);
     }

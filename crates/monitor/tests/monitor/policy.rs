@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use fsocket_monitor::policy::rules::Rules;
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Addr, Payload};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -29,7 +30,7 @@ fn tcp() -> OwnedFd {
 
 /// CONNECT with this socket; 0 or an errno.
 fn ask(p: &mut Proc, to: Addr, fd: impl AsFd) -> i32 {
-    p.request(Msg { addr: to, ..Msg::new(kind::CONNECT) }, Some(fd.as_fd())).0.result
+    p.request(Packet { addr: to, ..Packet::new(request::Connect::KIND) }, Some(fd.as_fd())).0.result
 }
 
 fn is(result: i32, e: Errno) -> bool {
@@ -191,7 +192,7 @@ fn a_worker_is_asked_about_as_well() {
     assert_eq!(ask(&mut client, here(port), tcp()), 0);
     let mut bobs = dropped_to(&d, BOB);
     bobs.listen(&socket);
-    let (answer, _) = bobs.request(Msg { id, ..Msg::new(kind::WORKER) }, None);
+    let (answer, _) = bobs.request(Packet { id, ..Packet::new(request::Worker::KIND) }, None);
     assert!(is(answer.result, Errno::PERM), "{}", answer.result);
     assert!(bobs.unasked.is_empty());
 }
@@ -249,7 +250,7 @@ fn a_process_has_the_rights_that_the_kernel_shows() {
         let (mut server, socket, _) = served(&d);
         let mut other = played_by_child(&d, before);
         let id = other.listen(&socket);
-        assert_eq!(other.request(Msg { id, ..Msg::new(kind::WORKER) }, None).0.result, then, "{before}");
+        assert_eq!(other.request(Packet { id, ..Packet::new(request::Worker::KIND) }, None).0.result, then, "{before}");
         server.sync();
     }
 }

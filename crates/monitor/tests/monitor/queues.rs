@@ -5,7 +5,8 @@ use fsocket_abi::channel::{status, waker_key, CLIENT, SERVER};
 use fsocket_monitor::memory::memfd_of;
 use fsocket_monitor::wire;
 use fsocket_proto::operate::{Request, Target};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::raw::{waiter, Packet};
+use fsocket_proto::{request, Payload};
 use rustix::fd::AsFd;
 use rustix::process::{pidfd_open, PidfdFlags};
 
@@ -42,13 +43,13 @@ fn is_not_dropped(at_most: usize, attack: impl FnOnce(&Daemon, &mut Proc, &mut P
 fn ask_for_pipes(peer: &mut Proc, ringer: u64, channels: &[ChannelView]) {
     for ch in channels {
         for i in 0..1024u64 {
-            let waiter = waiter::pack(CLIENT, i as usize / 256);
-            let named = Msg { id: i % 256, arg0: u64::from(ch.id), arg1: waiter, arg2: ringer, ..Msg::new(0) };
-            for kind in [kind::WAKER, kind::WAKER_READY] {
-                let _ = wire::send(peer.fd.as_fd(), &Msg { kind, ..named }, None);
+            let waiter = waiter(CLIENT, i as usize / 256);
+            let named = Packet { id: i % 256, arg0: u64::from(ch.id), arg1: waiter, arg2: ringer, ..Packet::new(0) };
+            for kind in [request::Waker::KIND, request::WakerReady::KIND] {
+                let _ = wire::send(peer.fd.as_fd(), &Packet { kind, ..named }.into(), None);
             }
             if i % 32 == 0 {
-                let ask = Msg { id: u64::MAX, ..Msg::new(kind::CHANNEL_HANDLE) };
+                let ask = Packet { id: u64::MAX, ..Packet::new(request::ChannelHandle::KIND) };
                 if peer.try_request(ask, None).is_none() {
                     return;
                 }
@@ -61,7 +62,10 @@ fn ask_for_pipes(peer: &mut Proc, ringer: u64, channels: &[ChannelView]) {
 /// The number of the server, as WOKEN has it.
 fn number_of(server: &mut Proc, peer: &mut Proc, ch: &ChannelView) -> u64 {
     let key = waker_key(peer.nonce, 0);
-    server.tell(Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 0), ..Msg::new(kind::RING) }, None);
+    server.tell(
+        Packet { id: key, arg0: u64::from(ch.id), arg1: waiter(CLIENT, 0), ..Packet::new(request::Ring::KIND) },
+        None,
+    );
     peer.wait_unasked().0.arg2
 }
 
@@ -82,8 +86,12 @@ fn by_pipes_that_it_may_get() {
         for ch in channels {
             for waker in 0..255 {
                 let key = waker_key(peer.nonce, waker);
-                let ring =
-                    Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 0), ..Msg::new(kind::RING) };
+                let ring = Packet {
+                    id: key,
+                    arg0: u64::from(ch.id),
+                    arg1: waiter(CLIENT, 0),
+                    ..Packet::new(request::Ring::KIND)
+                };
                 server.tell(ring, None);
             }
             server.sync();
@@ -100,7 +108,8 @@ fn by_rings() {
     is_not_dropped(2000, |_, server, peer, channels| {
         for i in 0..20_000usize {
             let (key, ch) = (waker_key(server.nonce, i % 255), &channels[i / 255 % channels.len()]);
-            let ring = Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(SERVER, 0), ..Msg::new(kind::RING) };
+            let ring =
+                Packet { id: key, arg0: u64::from(ch.id), arg1: waiter(SERVER, 0), ..Packet::new(request::Ring::KIND) };
             peer.tell(ring, None);
             if i % 64 == 0 {
                 peer.sync();
@@ -117,9 +126,9 @@ fn by_descriptors_that_are_taken() {
         let (socket, _) = listener();
         for i in 0..10_000 {
             // (It may be thrown out itself: what it shows is closed elsewhere, and that takes time.)
-            let named = Msg { arg0: i, ..Msg::new(kind::TRANSFER) };
+            let named = Packet { arg0: i, ..Packet::new(request::Transfer::KIND) };
             let Some((answer, _)) = peer.try_request(named, Some(me.as_fd())) else { return };
-            let shown = Msg { id: answer.id, arg2: 1, ..Msg::new(kind::TRANSFER) };
+            let shown = Packet { id: answer.id, arg2: 1, ..Packet::new(request::Transfer::KIND) };
             if peer.try_request(shown, Some(socket.as_fd())).is_none() {
                 return;
             }
@@ -135,7 +144,7 @@ fn by_an_operator() {
             let request = Request { off: i % 2 == 0, target: Target::Process(std::process::id()) };
             let text = serde_json::to_vec(&request).unwrap();
             let fd = memfd_of("request", &text).unwrap();
-            let asked = Msg { arg0: text.len() as u64, ..Msg::new(kind::OPERATE) };
+            let asked = Packet { arg0: text.len() as u64, ..Packet::new(request::Operate::KIND) };
             if peer.try_request(asked, Some(fd.as_fd())).is_none() {
                 return;
             }

@@ -5,8 +5,9 @@ use crate::support::*;
 use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{slot_state, status, CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_monitor::memory::memfd;
+use fsocket_proto::raw::Packet;
 use fsocket_proto::registry::{Registry, CHANNELS_OF_ONE};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{notice, request, Payload};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
@@ -30,14 +31,20 @@ fn before() -> Before {
 }
 
 fn attach(p: &mut Proc, b: &Before, side: usize, memory: &OwnedFd) {
-    let m = Msg { id: b.ch.id.into(), arg0: side as u64, arg1: b.listener, arg2: 1, ..Msg::new(kind::ATTACH) };
+    let m = Packet {
+        id: b.ch.id.into(),
+        arg0: side as u64,
+        arg1: b.listener,
+        arg2: 1,
+        ..Packet::new(request::Attach::KIND)
+    };
     p.tell(m, Some(memory.as_fd()));
     p.sync();
 }
 
 fn is_watched(p: &mut Proc, b: &Before) -> bool {
     p.sync();
-    p.unasked.iter().any(|(m, _)| m.kind == kind::WATCHED && m.id == u64::from(b.ch.id))
+    p.unasked.iter().any(|(m, _)| m.kind == notice::Watched::KIND && m.id == u64::from(b.ch.id))
 }
 
 #[test]
@@ -53,7 +60,7 @@ fn both_sides_are_told_and_a_death_closes_the_connection() {
     attach(&mut server, &b, SERVER, &b.ch.fd);
     assert!(is_watched(&mut server, &b) && is_watched(&mut client, &b));
     // The worker number that it had, and no channel but that.
-    let (a, _) = server.request(Msg { id: b.listener, arg0: 1 + 5, ..Msg::new(kind::WORKER) }, None);
+    let (a, _) = server.request(Packet { id: b.listener, arg0: 1 + 5, ..Packet::new(request::Worker::KIND) }, None);
     assert_eq!((a.result, a.arg0, b.ch.workers()), (0, 5, 1 << 5));
     let (a, fd) = client.connect_to(v4([127, 0, 0, 1], b.port), 0);
     assert_eq!((a.result, a.id, fd.is_none()), (0, b.ch.id.into(), true), "the channel of before");
@@ -94,8 +101,8 @@ fn a_side_is_one_familys() {
     attach(&mut stranger, &b, SERVER, &b.ch.fd);
     assert!(is_watched(&mut client, &b) && is_watched(&mut server, &b));
     assert!(!is_watched(&mut stranger, &b));
-    let (a, _) =
-        stranger.request(Msg { id: b.ch.id.into(), arg0: SERVER as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None);
+    let (a, _) = stranger
+        .request(Packet { id: b.ch.id.into(), arg0: SERVER as u64, ..Packet::new(request::ChannelHandle::KIND) }, None);
     assert_ne!(a.result, 0);
 }
 
@@ -113,7 +120,7 @@ fn who_does_not_hold_the_listener_binds_nothing_to_it() {
     // The one that holds it comes too late for this channel.
     attach(&mut server, &b, SERVER, &b.ch.fd);
     assert!(!is_watched(&mut server, &b));
-    let named = Msg { id: b.ch.id.into(), arg0: SERVER as u64, ..Msg::new(kind::CHANNEL_HANDLE) };
+    let named = Packet { id: b.ch.id.into(), arg0: SERVER as u64, ..Packet::new(request::ChannelHandle::KIND) };
     assert_eq!(liar.request(named, None).0.arg0, 0, "of no listener");
     assert_ne!(server.request(named, None).0.result, 0);
 }
@@ -127,14 +134,14 @@ fn memory_that_could_shrink_or_is_none_ends_the_process() {
     let other = OwnedFd::from(listener().0);
     for fd in [loose, short, other] {
         let mut p = d.process();
-        let m = Msg { id: b.ch.id.into(), ..Msg::new(kind::ATTACH) };
+        let m = Packet { id: b.ch.id.into(), ..Packet::new(request::Attach::KIND) };
         p.tell(m, Some(fd.as_fd()));
         assert!(p.is_dropped());
     }
     // A number of nobody's: in the registry that is a free port.
     let nobodys = u64::from(CHANNELS_OF_ONE) - 1;
     let mut p = d.process();
-    p.tell(Msg { id: nobodys, ..Msg::new(kind::ATTACH) }, Some(channel_memory(nobodys).as_fd()));
+    p.tell(Packet { id: nobodys, ..Packet::new(request::Attach::KIND) }, Some(channel_memory(nobodys).as_fd()));
     assert!(p.is_dropped());
     // Another memory under a number that is taken.
     let (mut client, mut other) = (d.process(), d.process());
@@ -178,7 +185,7 @@ fn who_shows_the_same_arena_is_related() {
     for (p, inherited) in [(&mut child, 1), (&mut parent, 0)] {
         p.arena = Some(label_arena(&fd));
         p.open_sock(0, b.ch.id, 3, CLIENT, &holders);
-        p.tell(Msg { arg1: inherited, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+        p.tell(Packet { arg1: inherited, ..Packet::new(request::Arena::KIND) }, Some(fd.as_fd()));
         attach(p, &b, CLIENT, &b.ch.fd);
     }
     server.listen(&b.socket);
@@ -198,7 +205,7 @@ fn who_has_other_rights_is_not_related() {
     let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     label_arena(&fd);
     let show = |p: &mut Proc, inherited| {
-        p.tell(Msg { arg1: inherited, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+        p.tell(Packet { arg1: inherited, ..Packet::new(request::Arena::KIND) }, Some(fd.as_fd()));
         p.sync();
     };
     let mut server = d.process();
@@ -212,7 +219,7 @@ fn who_has_other_rights_is_not_related() {
     show(&mut relative, 1);
     show(&mut child, 1);
     let ch = parent.connect(port);
-    let named = Msg { id: ch.id.into(), arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) };
+    let named = Packet { id: ch.id.into(), arg0: CLIENT as u64, ..Packet::new(request::ChannelHandle::KIND) };
     assert!(relative.request(named, None).1.is_some());
     let (answer, memory) = child.request(named, None);
     assert!(answer.result == libc::ENOENT && memory.is_none());
@@ -233,11 +240,11 @@ fn ports_in_use_are_nobody_elses() {
     // (Its connections are looked at when it shows an arena.)
     let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     label_arena(&fd);
-    other.tell(Msg { arg1: 1, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+    other.tell(Packet { arg1: 1, ..Packet::new(request::Arena::KIND) }, Some(fd.as_fd()));
     other.sync();
     attach(&mut client, &b, CLIENT, &b.ch.fd);
     let again = |p: &mut Proc, first: u16| {
-        p.request(Msg { id: b.ch.id.into(), arg2: first.into(), ..Msg::new(kind::PORTS) }, None).0.result
+        p.request(Packet { id: b.ch.id.into(), arg2: first.into(), ..Packet::new(request::Ports::KIND) }, None).0.result
     };
     assert_eq!(again(&mut client, b.ch.port), 0);
     assert_eq!(again(&mut client, b.ch.port), libc::EADDRINUSE);
@@ -259,7 +266,10 @@ fn channels_that_are_shown_are_bounded() {
         let id = number(n);
         let memory = channel_memory(id);
         for (p, side) in [(&client, CLIENT), (&server, SERVER)] {
-            p.tell(Msg { id, arg0: side as u64, arg2: 1, ..Msg::new(kind::ATTACH) }, Some(memory.as_fd()));
+            p.tell(
+                Packet { id, arg0: side as u64, arg2: 1, ..Packet::new(request::Attach::KIND) },
+                Some(memory.as_fd()),
+            );
         }
         if n % 64 == 0 {
             client.sync();
@@ -267,7 +277,7 @@ fn channels_that_are_shown_are_bounded() {
         }
     }
     let is_known = |p: &mut Proc, id: u64| {
-        p.request(Msg { id, arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None).1.is_some()
+        p.request(Packet { id, arg0: CLIENT as u64, ..Packet::new(request::ChannelHandle::KIND) }, None).1.is_some()
     };
     server.sync();
     assert!(is_known(&mut client, number(all / 2)) && !is_known(&mut client, number(all)));
@@ -309,9 +319,9 @@ fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     let port = (b.ch.port..=b.ch.port + 63)
         .find(|port| rustix::net::bind(&bound, &SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).is_ok())
         .expect("one of 64 ports is free");
-    let own = Msg { id: ch.id.into(), ..Msg::new(kind::PORTS) };
+    let own = Packet { id: ch.id.into(), ..Packet::new(request::Ports::KIND) };
     assert_eq!(victim.request(own, Some(bound.as_fd())).0.result, 0);
-    let again = Msg { id: b.ch.id.into(), arg2: b.ch.port.into(), ..Msg::new(kind::PORTS) };
+    let again = Packet { id: b.ch.id.into(), arg2: b.ch.port.into(), ..Packet::new(request::Ports::KIND) };
     assert_eq!(liar.request(again, None).0.result, libc::EADDRINUSE);
     assert_eq!(word(&registry, offset_of!(Registry, owner), port), fsocket_proto::registry::lessee(ch.id));
 }
@@ -327,7 +337,12 @@ fn a_forged_port_keeps_nobody_from_binding_it() {
             rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
         }
         let to = if arg0 == 1 { l.port } else { port };
-        p.request(Msg { addr: v4([127, 0, 0, 1], to), arg0, ..Msg::new(kind::IN_USE) }, Some(socket.as_fd())).0.result
+        p.request(
+            Packet { addr: v4([127, 0, 0, 1], to), arg0, ..Packet::new(request::InUse::KIND) },
+            Some(socket.as_fd()),
+        )
+        .0
+        .result
     };
     let name = |port: u16, ip: [u8; 4]| {
         let slot = ch.slot(0);

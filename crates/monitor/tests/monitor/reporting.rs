@@ -3,15 +3,16 @@
 use crate::support::*;
 use fsocket_abi::arena::SOCKS;
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
+use fsocket_proto::raw::Packet;
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{request, Payload};
 use fsocket_sync::atomic::Ordering;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
 /// As the command line asks for it.
 pub fn report(d: &Daemon) -> Report {
-    let (answer, fd) = d.stranger().request(Msg::new(kind::REPORT), None);
+    let (answer, fd) = d.stranger().request(Packet::new(request::Report::KIND), None);
     assert_eq!(answer.result, 0);
     let mut text = String::new();
     std::fs::File::from(fd.unwrap()).read_to_string(&mut text).unwrap();
@@ -84,7 +85,7 @@ fn a_report_that_takes_long_is_made_once_for_a_while() {
     let mut asks = d.stranger();
     let mut files = Vec::new();
     for _ in 0..16 {
-        let (answer, fd) = asks.request(Msg::new(kind::REPORT), None);
+        let (answer, fd) = asks.request(Packet::new(request::Report::KIND), None);
         let mut file = std::fs::File::from(fd.unwrap());
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();

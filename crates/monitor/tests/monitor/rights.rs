@@ -9,8 +9,10 @@ use super::support::*;
 use super::switching::{in_use, of};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
 use fsocket_monitor::Config;
+use fsocket_proto::raw::Packet;
 use fsocket_proto::registry::lessee;
-use fsocket_proto::{kind, switch, Addr, Msg};
+use fsocket_proto::values::Switching;
+use fsocket_proto::{request, Addr, Payload};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -154,17 +156,22 @@ fn no_port_of_somebody_else_by_a_switch() {
                 for claimed in [libc::AF_INET, libc::AF_INET6, 0, libc::AF_UNIX] {
                     slot += 1;
                     names(ch.slot(slot), claimed, ip, port);
-                    let msg = Msg { id: u64::from(ch.id), arg0: slot as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
+                    let msg = Packet {
+                        id: u64::from(ch.id),
+                        arg0: slot as u64,
+                        arg1: 9,
+                        ..Packet::new(request::Switch::KIND)
+                    };
                     for (i, (side, what)) in order.iter().enumerate() {
                         let fd = tcp(families[i % 2]);
                         let p = if *side == CLIENT { &mut c } else { &mut s };
-                        let (_, got) = p.request(of(msg, kind::SWITCH, *side, *what), Some(fd.as_fd()));
+                        let (_, got) = p.request(of(msg, request::Switch::KIND, *side, *what), Some(fd.as_fd()));
                         held.push(fd);
                         held.extend(got);
                     }
                     for p in [&mut s, &mut c] {
                         for side in [CLIENT, SERVER] {
-                            held.extend(p.request(of(msg, kind::CLAIM, side, 0), None).1);
+                            held.extend(p.request(of(msg, request::Claim::KIND, side, 0), None).1);
                         }
                     }
                 }
@@ -182,8 +189,9 @@ fn no_port_of_somebody_else_by_a_switch() {
             for what in 0..6 {
                 let n = 200 + i * 6 + what as usize;
                 names(ch.slot(n), libc::AF_INET, ip, port);
-                let msg = Msg { id: u64::from(ch.id), arg0: n as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
-                held.extend(c.request(of(msg, kind::SWITCH, CLIENT, what), Some(fd.as_fd())).1);
+                let msg =
+                    Packet { id: u64::from(ch.id), arg0: n as u64, arg1: 9, ..Packet::new(request::Switch::KIND) };
+                held.extend(c.request(of(msg, request::Switch::KIND, CLIENT, what), Some(fd.as_fd())).1);
             }
         }
         held.extend(made);
@@ -210,21 +218,23 @@ fn no_port_of_the_server() {
         let ch = c.connect(port);
         let msg = in_use(&ch);
         let mut held = Vec::new();
-        let (answer, own) =
-            c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), Some(tcp(AddressFamily::INET).as_fd()));
+        let (answer, own) = c.request(
+            of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64),
+            Some(tcp(AddressFamily::INET).as_fd()),
+        );
         assert_eq!(answer.result, 0);
         let own = own.unwrap();
         assert_eq!(rustix::fs::fstat(&own).unwrap().st_uid, NOBODY);
         assert_eq!(port_of(own.as_fd()), Some(ch.port + 3), "under its own name");
         assert!(!in_repair(own.as_fd()));
-        let (answer, others) = c.request(of(msg, kind::CLAIM, SERVER, 0), None);
+        let (answer, others) = c.request(of(msg, request::Claim::KIND, SERVER, 0), None);
         assert_eq!(answer.result, Errno::NOENT.raw_os_error());
         held.extend(others);
         // Without a connection of its own it may not ask for the other side.
-        let (answer, others) = c.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None);
+        let (answer, others) = c.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None);
         assert_eq!(answer.result, Errno::NOENT.raw_os_error());
         held.extend(others);
-        let server = s.request(of(msg, kind::CLAIM, SERVER, 0), None).1.unwrap();
+        let server = s.request(of(msg, request::Claim::KIND, SERVER, 0), None).1.unwrap();
         assert_eq!(rustix::fs::fstat(&server).unwrap().st_uid, 0, "the server's is the server's");
         assert!(!in_repair(server.as_fd()));
         held.push(own);
@@ -250,8 +260,8 @@ fn a_forged_port_is_not_used() {
     as_user(NOBODY, || {
         for (slot, forged) in [(4, taken), (5, 80), (6, 0), (7, 45_678), (8, second)] {
             names(ch.slot(slot), libc::AF_INET, v4([127, 0, 0, 1], 0).ip, forged);
-            let msg = Msg { id: u64::from(ch.id), arg0: slot as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
-            let (answer, end) = c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None);
+            let msg = Packet { id: u64::from(ch.id), arg0: slot as u64, arg1: 9, ..Packet::new(request::Switch::KIND) };
+            let (answer, end) = c.request(of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64), None);
             assert_eq!(answer.result, 0, "it goes over all the same");
             let end = end.unwrap();
             assert_ne!(port_of(end.as_fd()), Some(forged));
@@ -261,9 +271,11 @@ fn a_forged_port_is_not_used() {
         }
         // From the server's side, to the kernel's listener.
         names(ch.slot(9), libc::AF_INET, v4([127, 0, 0, 1], 0).ip, taken);
-        let msg = Msg { id: u64::from(ch.id), arg0: 9, arg1: 9, ..Msg::new(kind::SWITCH) };
-        wait_until("it is connected", || s.request(of(msg, kind::SWITCH, SERVER, switch::DIAL), None).0.result == 0);
-        let end = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+        let msg = Packet { id: u64::from(ch.id), arg0: 9, arg1: 9, ..Packet::new(request::Switch::KIND) };
+        wait_until("it is connected", || {
+            s.request(of(msg, request::Switch::KIND, SERVER, Switching::Dial as u64), None).0.result == 0
+        });
+        let end = c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).1.unwrap();
         assert_ne!(port_of(end.as_fd()), Some(taken));
     });
     drop(other);
@@ -291,11 +303,11 @@ fn ports_are_leased_to_a_channel() {
     assert!((ch.port..=ch.port + 63).all(|p| owner(p) == lessee(ch.id)));
     assert_ne!(owner(ch.port - 1), lessee(ch.id));
     assert!(ch.port.checked_add(64).is_none_or(|p| owner(p) != lessee(ch.id)));
-    let more = c.request(Msg { id: u64::from(ch.id), ..Msg::new(kind::PORTS) }, None).0.arg0 as u16;
+    let more = c.request(Packet { id: u64::from(ch.id), ..Packet::new(request::Ports::KIND) }, None).0.arg0 as u16;
     assert!((more..=more + 63).all(|p| owner(p) == lessee(ch.id)));
     // A port that the client has bound itself.
     let bind = |p: &mut Proc, fd: &OwnedFd| {
-        p.request(Msg { id: u64::from(ch.id), ..Msg::new(kind::PORTS) }, Some(fd.as_fd())).0
+        p.request(Packet { id: u64::from(ch.id), ..Packet::new(request::Ports::KIND) }, Some(fd.as_fd())).0
     };
     let own = tcp(AddressFamily::INET);
     assert_eq!(bind(&mut c, &own).result, Errno::INVAL.raw_os_error(), "not bound");
@@ -329,7 +341,7 @@ fn ports_are_leased_to_a_channel() {
     rustix::net::bind(&theirs, &SocketAddr::from((Ipv4Addr::LOCALHOST, ch2.port + 7))).unwrap();
     assert_eq!(bind(&mut c, &theirs).result, Errno::ADDRINUSE.raw_os_error());
     // The process that has the socket now has the port.
-    let m2 = Msg { id: u64::from(ch2.id), ..Msg::new(kind::PORTS) };
+    let m2 = Packet { id: u64::from(ch2.id), ..Packet::new(request::Ports::KIND) };
     assert_eq!(c2.request(m2, Some(own.as_fd())).0.result, 0);
     assert_eq!(owner(bound), lessee(ch2.id));
     // What was queued is still to be accepted when the client has gone; then everything is free.
@@ -340,7 +352,7 @@ fn ports_are_leased_to_a_channel() {
     ch.set_state(3, slot_state::FREE);
     drop(c2);
     drop(l);
-    s.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
+    s.tell(Packet { id, ..Packet::new(request::Unlisten::KIND) }, None);
     wait_until("they are free", || {
         s.sync();
         owner(ch.port) == 0 && owner(more) == 0 && owner(bound) == 0 && owner(ch2.port) == 0
@@ -371,7 +383,7 @@ fn channels_of_a_process_share_ports_where_it_has_many() {
     let last = &channels[MANY - 1];
     let mut own = vec![last.port];
     for _ in 0..5 {
-        own.push(c.request(Msg { id: u64::from(last.id), ..Msg::new(kind::PORTS) }, None).0.arg0 as u16);
+        own.push(c.request(Packet { id: u64::from(last.id), ..Packet::new(request::Ports::KIND) }, None).0.arg0 as u16);
     }
     assert!(own.iter().all(|first| blocks.contains(first)), "they are shared: {own:?}");
     let distinct: std::collections::BTreeSet<_> = own.iter().collect();
@@ -381,11 +393,11 @@ fn channels_of_a_process_share_ports_where_it_has_many() {
     let theirs = other.connect(listeners[0].1);
     assert!(lessee(theirs.id) != ours && !blocks.contains(&theirs.port) && owner(theirs.port) == lessee(theirs.id));
     // They are the process's as long as any channel has them.
-    s.tell(Msg { id: ids[MANY - 1], ..Msg::new(kind::UNLISTEN) }, None);
+    s.tell(Packet { id: ids[MANY - 1], ..Packet::new(request::Unlisten::KIND) }, None);
     s.sync();
     assert!(own.iter().all(|first| owner(*first) == ours));
     drop(c);
-    ids.iter().take(MANY - 1).for_each(|id| s.tell(Msg { id: *id, ..Msg::new(kind::UNLISTEN) }, None));
+    ids.iter().take(MANY - 1).for_each(|id| s.tell(Packet { id: *id, ..Packet::new(request::Unlisten::KIND) }, None));
     wait_until("they are free", || {
         s.sync();
         blocks.iter().all(|first| owner(*first) == 0)
@@ -425,8 +437,8 @@ fn in_another_network_namespace() {
             assert!(up.is_ok_and(|s| s.success()), "ip link");
             let (mut s, mut c, l, ch) = d.acquainted();
             let msg = in_use(&ch);
-            let make = of(msg, kind::SWITCH, CLIENT, switch::MAKE);
-            let ask = |p: &mut Proc, m: Msg, fd: Option<BorrowedFd<'_>>| p.request(m, fd).0.result;
+            let make = of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64);
+            let ask = |p: &mut Proc, m: Packet, fd: Option<BorrowedFd<'_>>| p.request(m, fd).0.result;
             assert_eq!(ask(&mut c, make, None), Errno::BADF.raw_os_error());
             let (pipe, _w) = rustix::pipe::pipe().unwrap();
             let wrong: [OwnedFd; 4] = [
@@ -440,11 +452,11 @@ fn in_another_network_namespace() {
             }
             // Its own sockets are not taken because of that.
             let stream = OwnedFd::from(connected());
-            let ready = of(msg, kind::SWITCH, CLIENT, switch::OWN_READY);
+            let ready = of(msg, request::Switch::KIND, CLIENT, Switching::OwnReady as u64);
             assert_eq!(ask(&mut c, ready, Some(stream.as_fd())), Errno::PERM.raw_os_error());
             let here = tcp(AddressFamily::INET);
             let end = c.request(make, Some(here.as_fd())).1.expect("an end");
-            let other = s.request(of(msg, kind::CLAIM, SERVER, 0), None).1.expect("the other");
+            let other = s.request(of(msg, request::Claim::KIND, SERVER, 0), None).1.expect("the other");
             let cookie = |fd: &OwnedFd| fsocket_monitor::descriptor::netns_cookie(fd.as_fd()).unwrap();
             assert_eq!((cookie(&end), cookie(&other)), (cookie(&here), cookie(&here)));
             assert_eq!((port_of(end.as_fd()), port_of(other.as_fd())), (Some(ch.port + 3), Some(l.port)));
@@ -453,7 +465,11 @@ fn in_another_network_namespace() {
     });
     let (_s, mut c, _l, ch) = d.acquainted();
     let msg = in_use(&ch);
-    assert_eq!(c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None).0.result, 0, "ours is what it was");
+    assert_eq!(
+        c.request(of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64), None).0.result,
+        0,
+        "ours is what it was"
+    );
 }
 
 /// A process that was handed one of several sockets that share an address has its share of the connections,
@@ -470,7 +486,7 @@ fn no_larger_share_of_somebody_elses_address() {
     };
     let handed = shared(0);
     let port = port_of(handed.as_fd()).unwrap();
-    let copy = |p: &mut Proc| p.request(Msg::new(kind::CLONE), Some(handed.as_fd()));
+    let copy = |p: &mut Proc| p.request(Packet::new(request::Clone::KIND), Some(handed.as_fd()));
     as_user(NOBODY, || {
         let mut p = d.process();
         // As long as it is the only one it may have as many as its workers need.
@@ -504,24 +520,32 @@ fn where_the_monitor_cannot_enter() {
             let (mut s, mut c, l, ch) = d.acquainted();
             let msg = in_use(&ch);
             let ask = |p: &mut Proc, what, fd: BorrowedFd<'_>| {
-                p.request(of(msg, kind::SWITCH, CLIENT, what), Some(fd)).0.result
+                p.request(of(msg, request::Switch::KIND, CLIENT, what), Some(fd)).0.result
             };
             let fresh = tcp(AddressFamily::INET);
             let (own, other) = {
                 let c = TcpStream::connect(l.socket.local_addr().unwrap()).unwrap();
                 (OwnedFd::from(c), OwnedFd::from(l.socket.accept().unwrap().0))
             };
-            assert_eq!(ask(&mut c, switch::OWN_READY, own.as_fd()), Errno::PERM.raw_os_error(), "not tried yet");
-            assert_eq!(ask(&mut c, switch::MAKE, fresh.as_fd()), Errno::XDEV.raw_os_error());
-            assert_eq!(ask(&mut c, switch::OTHER_READY, other.as_fd()), Errno::INVAL.raw_os_error(), "out of order");
+            assert_eq!(
+                ask(&mut c, Switching::OwnReady as u64, own.as_fd()),
+                Errno::PERM.raw_os_error(),
+                "not tried yet"
+            );
+            assert_eq!(ask(&mut c, Switching::Make as u64, fresh.as_fd()), Errno::XDEV.raw_os_error());
+            assert_eq!(
+                ask(&mut c, Switching::OtherReady as u64, other.as_fd()),
+                Errno::INVAL.raw_os_error(),
+                "out of order"
+            );
             for wrong in [&fresh, &elsewhere] {
-                assert_eq!(ask(&mut c, switch::OWN_READY, wrong.as_fd()), Errno::INVAL.raw_os_error());
+                assert_eq!(ask(&mut c, Switching::OwnReady as u64, wrong.as_fd()), Errno::INVAL.raw_os_error());
             }
-            assert_eq!(ask(&mut c, switch::OWN_READY, own.as_fd()), 0);
-            let early = s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result;
+            assert_eq!(ask(&mut c, Switching::OwnReady as u64, own.as_fd()), 0);
+            let early = s.request(of(msg, request::Claim::KIND, SERVER, 0), None).0.result;
             assert_eq!(early, Errno::AGAIN.raw_os_error(), "half-made");
-            assert_eq!(ask(&mut c, switch::OTHER_READY, other.as_fd()), 0);
-            let got = s.request(of(msg, kind::CLAIM, SERVER, 0), None).1.expect("the other end");
+            assert_eq!(ask(&mut c, Switching::OtherReady as u64, other.as_fd()), 0);
+            let got = s.request(of(msg, request::Claim::KIND, SERVER, 0), None).1.expect("the other end");
             assert_eq!(rustix::net::getpeername(&got).unwrap(), rustix::net::getpeername(&other).unwrap());
         });
         there.join().unwrap();

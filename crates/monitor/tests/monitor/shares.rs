@@ -6,7 +6,8 @@ use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{ring_off, CLIENT, RING_CAP};
 use fsocket_monitor::memory::{memfd, memfd_of};
 use fsocket_proto::operate::{Answer, Request, Target};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{notice, request, Payload};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::AsFd;
 use rustix::fs::SealFlags;
@@ -25,7 +26,10 @@ fn a_parent_that_does_not_read_can_fork_for_ever() {
         let id = child.listen(&l);
         child.work(id);
         let channel = client.connect(port);
-        child.request(fsocket_proto::Msg { id, seq: 0, ..fsocket_proto::Msg::new(kind::UNLISTEN) }, None);
+        child.request(
+            fsocket_proto::raw::Packet { id, seq: 0, ..fsocket_proto::raw::Packet::new(request::Unlisten::KIND) },
+            None,
+        );
         wait_until("the channel has ended", || channel.listener_closed());
         client.sync();
         client.unasked.clear();
@@ -51,7 +55,7 @@ fn a_worker_that_does_not_read_keeps_what_there_is() {
     let last = client.connect(port).id;
     let told = |worker: &mut Proc| loop {
         let (m, _) = worker.wait_unasked();
-        if (m.kind, m.id) == (kind::CHANNEL_SRV, u64::from(last)) {
+        if (m.kind, m.id) == (notice::ChannelSrv::KIND, u64::from(last)) {
             return;
         }
     };
@@ -67,7 +71,7 @@ fn greedy_users_do_not_exhaust_the_monitor() {
     let Some(d) = for_users(name, |config| config.descriptors = 600) else { return };
     let greet = |d: &Daemon| {
         let mut p = d.stranger();
-        let hello = Msg { id: p.nonce, arg1: u64::from(fsocket_abi::VERSION), ..Msg::new(kind::HELLO) };
+        let hello = Packet { id: p.nonce, arg1: u64::from(fsocket_abi::VERSION), ..Packet::new(request::Hello::KIND) };
         p.try_request(hello, None).map(|_| p)
     };
     let mut greedy = Vec::new();
@@ -78,7 +82,7 @@ fn greedy_users_do_not_exhaust_the_monitor() {
     }
     let listens = |p: &mut Proc| {
         let (socket, _) = listener();
-        let (answer, _) = p.request(Msg::new(kind::LISTEN), Some(socket.as_fd()));
+        let (answer, _) = p.request(Packet::new(request::Listen::KIND), Some(socket.as_fd()));
         (answer.result == 0).then_some(socket)
     };
     // A user that has its whole share is refused more, and keeps what it has.
@@ -143,7 +147,7 @@ fn inherited_arenas_are_shared_out() {
         for _ in 0..400 {
             let fd = memfd("much", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
             label_arena(&fd);
-            greedy.tell(Msg { arg1: 1, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+            greedy.tell(Packet { arg1: 1, ..Packet::new(request::Arena::KIND) }, Some(fd.as_fd()));
             greedy.sync();
         }
     });
@@ -171,7 +175,7 @@ fn a_user_that_has_all_ask_again_is_heard_now_and_then() {
     stranger.listen(&socket);
     let (before, begin) = (touched(), std::time::Instant::now());
     for _ in 0..2000 {
-        stranger.tell(Msg { addr: v4([127, 0, 0, 1], port), ..Msg::new(kind::NEARER) }, None);
+        stranger.tell(Packet { addr: v4([127, 0, 0, 1], port), ..Packet::new(request::Nearer::KIND) }, None);
         stranger.sync();
     }
     wait_until("the last one is heard, too", || touched() - before > 1);
@@ -191,7 +195,7 @@ fn off_concerns_the_processes_of_its_user() {
     let ask = |uid, target| {
         let text = serde_json::to_vec(&Request { target, off: true }).unwrap();
         let fd = memfd_of("request", &text).unwrap();
-        let msg = Msg { arg0: text.len() as u64, ..Msg::new(kind::OPERATE) };
+        let msg = Packet { arg0: text.len() as u64, ..Packet::new(request::Operate::KIND) };
         let (answer, fd) = as_user(uid, || d.stranger().request(msg, Some(fd.as_fd())));
         let mut text = vec![0; answer.arg0 as usize];
         let told = fd.map(|fd| {

@@ -5,7 +5,8 @@ use crate::rights::{as_user, for_users};
 use crate::support::*;
 use fsocket_abi::channel::slot_state;
 use fsocket_monitor::wire;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::AsFd;
 use std::net::{Ipv4Addr, TcpListener};
@@ -72,7 +73,7 @@ fn the_end_of_a_listener_with_many_channels_is_cut_into_turns() {
     let mut other = as_user(70_009, || d.process());
     let much = much(&d);
     for (_, id) in &much.listeners {
-        much.server.tell(Msg { id: *id, ..Msg::new(kind::UNLISTEN) }, None);
+        much.server.tell(Packet { id: *id, ..Packet::new(request::Unlisten::KIND) }, None);
     }
     let waits = |ch: &ChannelView| ch.slot(1016).state.load(Ordering::Acquire) == slot_state::SYN;
     let n = answered_until(&mut other, || !much.channels.iter().any(waits));
@@ -101,15 +102,15 @@ fn and_a_question_about_all_channels() {
     let much = much(&d);
     // Three at once.
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
-    let asks = Msg { addr: v4([127, 0, 0, 3], much.port), ..Msg::new(kind::IN_USE) };
+    let asks = Packet { addr: v4([127, 0, 0, 3], much.port), ..Packet::new(request::InUse::KIND) };
     let mut answers = 0;
     for seq in 1..=3 {
-        much.client.tell(Msg { seq: 1000 + seq, ..asks }, Some(socket.as_fd()));
+        much.client.tell(Packet { seq: 1000 + seq, ..asks }, Some(socket.as_fd()));
     }
     let n = answered_until(&mut other, || {
         while let wire::Received::Message(m, _) = wire::receive(much.client.fd.as_fd()) {
-            if m.kind == kind::IN_USE {
-                assert_eq!((m.seq, m.result), (1001 + answers, 0));
+            if m.is::<request::InUse>() {
+                assert_eq!((m.seq(), m.refusal()), (1001 + answers, None));
                 answers += 1;
             }
         }

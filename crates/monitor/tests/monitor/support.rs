@@ -10,7 +10,8 @@ use fsocket_monitor::broker::Broker;
 use fsocket_monitor::memory::{memfd, Mapping};
 use fsocket_monitor::wire::{self, Received};
 use fsocket_monitor::{Config, Endpoint, Monitor};
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{notice, request, Addr, Payload};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -148,7 +149,7 @@ pub struct Proc {
     pub nonce: u64,
     seq: u32,
     /// Messages that nobody asked for, so far.
-    pub unasked: Vec<(Msg, Option<OwnedFd>)>,
+    pub unasked: Vec<(Packet, Option<OwnedFd>)>,
     pub arena: Option<Mapping>,
 }
 
@@ -160,24 +161,24 @@ impl Proc {
         Proc { fd, nonce, seq: 0, unasked: Vec::new(), arena: None }
     }
 
-    pub fn tell(&self, msg: Msg, fd: Option<BorrowedFd<'_>>) {
-        wire::send(self.fd.as_fd(), &msg, fd).unwrap();
+    pub fn tell(&self, msg: Packet, fd: Option<BorrowedFd<'_>>) {
+        wire::send(self.fd.as_fd(), &msg.into(), fd).unwrap();
     }
 
-    fn next(&mut self) -> Option<(Msg, Option<OwnedFd>)> {
+    fn next(&mut self) -> Option<(Packet, Option<OwnedFd>)> {
         assert!(readable_within(self.fd.as_fd(), PATIENCE), "no answer");
         match wire::receive(self.fd.as_fd()) {
-            Received::Message(m, fd) => Some((m, fd)),
+            Received::Message(m, fd) => Some((m.into(), fd)),
             Received::End | Received::Nothing => None,
             other => panic!("{other:?}"),
         }
     }
 
     /// The answer to a request; `None`: we were thrown out.
-    pub fn try_request(&mut self, msg: Msg, fd: Option<BorrowedFd<'_>>) -> Option<(Msg, Option<OwnedFd>)> {
+    pub fn try_request(&mut self, msg: Packet, fd: Option<BorrowedFd<'_>>) -> Option<(Packet, Option<OwnedFd>)> {
         self.seq += 1;
-        let msg = Msg { seq: self.seq, ..msg };
-        if wire::send(self.fd.as_fd(), &msg, fd).is_err() {
+        let msg = Packet { seq: self.seq, ..msg };
+        if wire::send(self.fd.as_fd(), &msg.into(), fd).is_err() {
             return None;
         }
         loop {
@@ -190,7 +191,7 @@ impl Proc {
         }
     }
 
-    pub fn request(&mut self, msg: Msg, fd: Option<BorrowedFd<'_>>) -> (Msg, Option<OwnedFd>) {
+    pub fn request(&mut self, msg: Packet, fd: Option<BorrowedFd<'_>>) -> (Packet, Option<OwnedFd>) {
         self.try_request(msg, fd).expect("thrown out")
     }
 
@@ -204,11 +205,11 @@ impl Proc {
 
     /// Everything sent before has been handled.
     pub fn sync(&mut self) {
-        self.request(Msg { id: u64::MAX, ..Msg::new(kind::CHANNEL_HANDLE) }, None);
+        self.request(Packet { id: u64::MAX, ..Packet::new(request::ChannelHandle::KIND) }, None);
     }
 
     /// The next unasked message.
-    pub fn wait_unasked(&mut self) -> (Msg, Option<OwnedFd>) {
+    pub fn wait_unasked(&mut self) -> (Packet, Option<OwnedFd>) {
         if self.unasked.is_empty() {
             let got = self.next().expect("thrown out");
             self.unasked.push(got);
@@ -222,12 +223,12 @@ impl Proc {
 
     /// `class`: what it says of its rights.
     pub fn hello_with(&mut self, class: u64) -> OwnedFd {
-        let msg = Msg {
+        let msg = Packet {
             arg2: class,
             id: self.nonce,
             arg0: u64::from(std::process::id()),
             arg1: u64::from(fsocket_abi::VERSION),
-            ..Msg::new(kind::HELLO)
+            ..Packet::new(request::Hello::KIND)
         };
         let (answer, fd) = self.request(msg, None);
         assert_eq!(answer.result, 0);
@@ -238,7 +239,7 @@ impl Proc {
     pub fn make_arena(&mut self) {
         let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         let map = label_arena(&fd);
-        self.tell(Msg::new(kind::ARENA), Some(fd.as_fd()));
+        self.tell(Packet::new(request::Arena::KIND), Some(fd.as_fd()));
         self.arena = Some(map);
         self.sync();
     }
@@ -268,21 +269,21 @@ impl Proc {
     }
 
     pub fn listen(&mut self, socket: impl AsFd) -> u64 {
-        let (answer, _) = self.request(Msg::new(kind::LISTEN), Some(socket.as_fd()));
+        let (answer, _) = self.request(Packet::new(request::Listen::KIND), Some(socket.as_fd()));
         assert_eq!(answer.result, 0);
         answer.id
     }
 
     pub fn work(&mut self, listener: u64) -> u64 {
-        let (answer, _) = self.request(Msg { id: listener, ..Msg::new(kind::WORKER) }, None);
+        let (answer, _) = self.request(Packet { id: listener, ..Packet::new(request::Worker::KIND) }, None);
         assert_eq!(answer.result, 0);
         answer.arg0
     }
 
-    pub fn connect_to(&mut self, addr: Addr, full: u64) -> (Msg, Option<OwnedFd>) {
+    pub fn connect_to(&mut self, addr: Addr, full: u64) -> (Packet, Option<OwnedFd>) {
         let family = AddressFamily::from_raw(addr.family);
         let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();
-        self.request(Msg { addr, arg0: full, ..Msg::new(kind::CONNECT) }, Some(socket.as_fd()))
+        self.request(Packet { addr, arg0: full, ..Packet::new(request::Connect::KIND) }, Some(socket.as_fd()))
     }
 
     pub fn connect(&mut self, port: u16) -> ChannelView {
@@ -294,7 +295,7 @@ impl Proc {
     /// Whether the monitor has said so far that waker `waker` rings.
     pub fn is_woken(&mut self, waker: u64) -> bool {
         self.sync();
-        self.unasked.iter().any(|(m, _)| m.kind == kind::WOKEN && m.id == waker)
+        self.unasked.iter().any(|(m, _)| m.kind == notice::Woken::KIND && m.id == waker)
     }
 
     /// What a parent does before it forks.
@@ -309,7 +310,7 @@ impl Proc {
     pub fn successor(&mut self, listeners: &[u64]) -> Proc {
         let mut next = self.announce(true);
         for l in listeners {
-            self.tell(Msg { id: next.nonce, arg0: *l, ..Msg::new(kind::KEEP) }, None);
+            self.tell(Packet { id: next.nonce, arg0: *l, ..Packet::new(request::Keep::KIND) }, None);
         }
         next.hello();
         next
@@ -322,7 +323,10 @@ impl Proc {
         // As the library does: what the child sends first has its credentials, too.
         rustix::net::sockopt::set_socket_passcred(&theirs, true).unwrap();
         let child = Proc::on(ours);
-        self.tell(Msg { id: child.nonce, arg0: successor.into(), ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
+        self.tell(
+            Packet { id: child.nonce, arg0: successor.into(), ..Packet::new(request::Adopt::KIND) },
+            Some(theirs.as_fd()),
+        );
         child
     }
 }

@@ -3,7 +3,9 @@
 use super::support::*;
 use fsocket_abi::channel::{record, ring_off, slot_state, status, CLIENT, POS_START, RING_CAP, SERVER, SLOTS};
 use fsocket_monitor::memory::Mapping;
-use fsocket_proto::{kind, switch, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::values::Switching;
+use fsocket_proto::{request, switch, Payload};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -12,7 +14,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
 /// A connection in slot 3, as a client and a worker leave it.
-pub fn in_use(ch: &ChannelView) -> Msg {
+pub fn in_use(ch: &ChannelView) -> Packet {
     let slot = ch.slot(3);
     slot.client_port.store(ch.port + 3, Ordering::Relaxed);
     slot.family.store(libc::AF_INET as u8, Ordering::Relaxed);
@@ -21,11 +23,11 @@ pub fn in_use(ch: &ChannelView) -> Msg {
     }
     slot.generation.store(9, Ordering::Relaxed);
     slot.state.store(slot_state::ESTABLISHED, Ordering::Release);
-    Msg { id: u64::from(ch.id), arg0: 3, arg1: 9, ..Msg::new(kind::SWITCH) }
+    Packet { id: u64::from(ch.id), arg0: 3, arg1: 9, ..Packet::new(request::Switch::KIND) }
 }
 
-pub fn of(msg: Msg, kind: u32, side: usize, what: u64) -> Msg {
-    Msg { kind, arg0: msg.arg0 & 0xffff_ffff | (side as u64) << 32, arg2: what, ..msg }
+pub fn of(msg: Packet, kind: u32, side: usize, what: u64) -> Packet {
+    Packet { kind, arg0: msg.arg0 & 0xffff_ffff | (side as u64) << 32, arg2: what, ..msg }
 }
 
 fn fresh() -> OwnedFd {
@@ -57,17 +59,23 @@ fn both_ends_have_the_names_of_the_connection() {
     let d = Daemon::start();
     let (mut s, mut c, l, ch) = d.acquainted();
     let msg = in_use(&ch);
-    assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
+    assert_eq!(s.request(of(msg, request::Claim::KIND, SERVER, 0), None).0.result, code(Errno::NOENT));
     send_in_ring(&ch, CLIENT, b"not read yet");
-    let (answer, server) = s.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None);
+    let (answer, server) = s.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None);
     assert_eq!(answer.result, 0);
     // The other side begins too: it is told, and takes its own.
-    assert_eq!(c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None).0.result, code(Errno::ALREADY));
+    assert_eq!(
+        c.request(of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64), None).0.result,
+        code(Errno::ALREADY)
+    );
     // Nobody gets the other's.
-    assert_eq!(s.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
-    let client = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+    assert_eq!(s.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));
+    let client = c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).1.unwrap();
     let (mut server, mut client) = (TcpStream::from(server.unwrap()), TcpStream::from(client));
-    let act = |what: u32| Msg { arg1: msg.arg1 | u64::from(what) << 32, ..of(msg, kind::SWITCH, SERVER, switch::ACT) };
+    let act = |what: u32| Packet {
+        arg1: msg.arg1 | u64::from(what) << 32,
+        ..of(msg, request::Switch::KIND, SERVER, Switching::Act as u64)
+    };
     assert_eq!(s.request(act(switch::act::POUR), None).0.result, 0);
     assert_eq!(ch.slot(3).dir[CLIENT].cons.head.load(Ordering::Relaxed), POS_START + 8 + 16, "it was taken");
     let mut b = [0; 12];
@@ -87,11 +95,11 @@ fn both_ends_have_the_names_of_the_connection() {
     assert_eq!(&b, b"there");
     // Once a side says so its end is closed here: the last copy is the caller's.
     for (p, side) in [(&s, SERVER), (&c, CLIENT)] {
-        p.tell(of(msg, kind::RELEASE, side, 0), None);
+        p.tell(of(msg, request::Release::KIND, side, 0), None);
     }
     s.sync();
     c.sync();
-    assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
+    assert_eq!(s.request(of(msg, request::Claim::KIND, SERVER, 0), None).0.result, code(Errno::NOENT));
     drop(server);
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).unwrap();
@@ -103,9 +111,13 @@ fn what_a_mover_does_at_the_other_end() {
     let d = Daemon::start();
     let (mut s, mut c, _l, ch) = d.acquainted();
     let msg = in_use(&ch);
-    let act = |what: u32| Msg { arg1: msg.arg1 | u64::from(what) << 32, ..of(msg, kind::SWITCH, SERVER, switch::ACT) };
+    let act = |what: u32| Packet {
+        arg1: msg.arg1 | u64::from(what) << 32,
+        ..of(msg, request::Switch::KIND, SERVER, Switching::Act as u64)
+    };
     assert_eq!(s.request(act(switch::act::FIN), None).0.result, code(Errno::NOENT), "there is none");
-    let mut server = TcpStream::from(s.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None).1.unwrap());
+    let mut server =
+        TcpStream::from(s.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None).1.unwrap());
     // Nonsense in the ring, or where it is said to be read: nothing is read beyond it.
     let ring = Mapping::part(&ch.fd, ring_off(3, CLIENT), RING_CAP).unwrap();
     let start = POS_START as usize % RING_CAP;
@@ -133,10 +145,10 @@ fn what_a_mover_does_at_the_other_end() {
     server.read_to_end(&mut rest).unwrap();
     assert_eq!(rest, [0]);
     assert_eq!(s.request(act(switch::act::RESET), None).0.result, 0);
-    s.request(of(msg, kind::RELEASE, CLIENT, 0), None);
+    s.request(of(msg, request::Release::KIND, CLIENT, 0), None);
     let reset = server.write(b"x").and_then(|_| server.write(b"x")).and_then(|_| server.read(&mut [0; 1]));
     assert!(reset.is_err(), "{reset:?}");
-    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
+    assert_eq!(c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));
 }
 
 #[test]
@@ -144,7 +156,7 @@ fn what_nobody_accepted_goes_to_the_kernels_listener() {
     let d = Daemon::start();
     let (mut s, mut c, l, ch) = d.acquainted();
     let msg = in_use(&ch);
-    let dial = |side| of(msg, kind::SWITCH, side, switch::DIAL);
+    let dial = |side| of(msg, request::Switch::KIND, side, Switching::Dial as u64);
     assert_eq!(c.request(dial(CLIENT), None).0.result, code(Errno::INVAL));
     wait_until("it is connected", || match s.request(dial(SERVER), None).0.result {
         0 => true,
@@ -156,8 +168,8 @@ fn what_nobody_accepted_goes_to_the_kernels_listener() {
     assert_eq!(s.request(dial(SERVER), None).0.result, code(Errno::ALREADY));
     let (mut accepted, from) = l.socket.accept().unwrap();
     assert_eq!(from.port(), ch.port + 3);
-    assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
-    let mut client = TcpStream::from(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap());
+    assert_eq!(s.request(of(msg, request::Claim::KIND, SERVER, 0), None).0.result, code(Errno::NOENT));
+    let mut client = TcpStream::from(c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).1.unwrap());
     client.write_all(b"there").unwrap();
     let mut b = [0; 5];
     accepted.read_exact(&mut b).unwrap();
@@ -175,7 +187,7 @@ fn what_waits_goes_into_the_kernels_queue() {
     // Its client has sent that, and closed.
     ch.slot(3).dir[CLIENT].prod.status.store(status::FIN | status::CLOSED, Ordering::Release);
     ch.syn(2, 3);
-    let away = Msg { id: l.id, ..Msg::new(kind::UNPUBLISH) };
+    let away = Packet { id: l.id, ..Packet::new(request::Unpublish::KIND) };
     assert_eq!(s.request(away, None).0.result, 0);
     let (mut accepted, from) = l.socket.accept().unwrap();
     assert_eq!(from.port(), ch.port + 3);
@@ -185,7 +197,7 @@ fn what_waits_goes_into_the_kernels_queue() {
     assert_eq!(ch.status(3, SERVER), status::MIGRATING | status::MIGRATED | status::CLOSED);
     assert_eq!((ch.queue(2).head.load(Ordering::Relaxed), ch.listener_closed()), (1, true));
     // (Nothing is left for the client to come for.)
-    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
+    assert_eq!(c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));
 }
 
 #[test]
@@ -194,19 +206,19 @@ fn relatives_begin_anew_with_one_socket() {
     let (mut s, mut c, _l, ch) = d.acquainted();
     let msg = in_use(&ch);
     let own = fresh();
-    let alone = of(msg, kind::SWITCH, CLIENT, switch::ALONE);
+    let alone = of(msg, request::Switch::KIND, CLIENT, Switching::Alone as u64);
     let stream = OwnedFd::from(connected());
     assert_eq!(c.request(alone, Some(stream.as_fd())).0.result, code(Errno::INVAL), "connected to somebody");
     assert_eq!(c.request(alone, Some(own.as_fd())).0.result, 0);
     rustix::net::sockopt::set_tcp_nodelay(&own, true).unwrap();
     for _ in 0..2 {
-        let end = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+        let end = c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).1.unwrap();
         assert!(rustix::net::sockopt::tcp_nodelay(&end).unwrap(), "another socket");
     }
-    assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
-    c.tell(of(msg, kind::RELEASE, CLIENT, 0), None);
+    assert_eq!(s.request(of(msg, request::Claim::KIND, SERVER, 0), None).0.result, code(Errno::NOENT));
+    c.tell(of(msg, request::Release::KIND, CLIENT, 0), None);
     c.sync();
-    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
+    assert_eq!(c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));
 }
 
 #[test]
@@ -216,7 +228,8 @@ fn what_waits_is_marked_once() {
     let (l, port) = listener();
     let id = s.listen(&l);
     let ch = c.connect(port);
-    let mark = |p: &mut Proc, mark: u64| p.request(Msg { id, arg0: mark, ..Msg::new(kind::OPTIONS) }, None).0;
+    let mark =
+        |p: &mut Proc, mark: u64| p.request(Packet { id, arg0: mark, ..Packet::new(request::Options::KIND) }, None).0;
     let of = |slot: usize| ch.slot(slot).dir[SERVER].prod.options.load(Ordering::Relaxed);
     assert_eq!(mark(&mut c, 5).result, code(Errno::NOENT), "not his");
     assert_eq!(mark(&mut s, 5).arg0, 0, "nothing waits");
@@ -235,23 +248,27 @@ fn only_the_parties_and_only_a_connection() {
     let mut other = d.process();
     let msg = in_use(&ch);
     let own = fresh();
-    let ask = |p: &mut Proc, m: Msg, fd: Option<&OwnedFd>| p.request(m, fd.map(|f| f.as_fd())).0.result;
-    let good = of(msg, kind::SWITCH, CLIENT, switch::MAKE);
+    let ask = |p: &mut Proc, m: Packet, fd: Option<&OwnedFd>| p.request(m, fd.map(|f| f.as_fd())).0.result;
+    let good = of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64);
     assert_eq!(ask(&mut other, good, None), code(Errno::NOENT), "a stranger");
-    assert_eq!(ask(&mut other, of(msg, kind::CLAIM, CLIENT, 0), None), code(Errno::NOENT));
+    assert_eq!(ask(&mut other, of(msg, request::Claim::KIND, CLIENT, 0), None), code(Errno::NOENT));
     assert_eq!(ask(&mut s, good, None), code(Errno::NOENT), "the other side's end");
-    assert_eq!(ask(&mut c, Msg { arg1: 8, ..good }, None), code(Errno::NOENT), "an earlier connection");
-    assert_eq!(ask(&mut c, Msg { arg0: 4, ..good }, None), code(Errno::NOENT), "a free slot");
-    assert_eq!(ask(&mut c, Msg { arg0: SLOTS as u64, ..good }, None), code(Errno::INVAL));
-    assert_eq!(ask(&mut c, Msg { arg0: 3 | 2 << 32, ..good }, None), code(Errno::INVAL));
-    assert_eq!(ask(&mut c, Msg { arg2: 99, ..good }, None), code(Errno::INVAL));
-    let ready = |what| Msg { arg2: what, ..good };
-    assert_eq!(ask(&mut c, ready(switch::OTHER_READY), Some(&own)), code(Errno::PERM), "the monitor can make them");
+    assert_eq!(ask(&mut c, Packet { arg1: 8, ..good }, None), code(Errno::NOENT), "an earlier connection");
+    assert_eq!(ask(&mut c, Packet { arg0: 4, ..good }, None), code(Errno::NOENT), "a free slot");
+    assert_eq!(ask(&mut c, Packet { arg0: SLOTS as u64, ..good }, None), code(Errno::INVAL));
+    assert_eq!(ask(&mut c, Packet { arg0: 3 | 2 << 32, ..good }, None), code(Errno::INVAL));
+    assert_eq!(ask(&mut c, Packet { arg2: 99, ..good }, None), code(Errno::INVAL));
+    let ready = |what| Packet { arg2: what, ..good };
+    assert_eq!(
+        ask(&mut c, ready(Switching::OtherReady as u64), Some(&own)),
+        code(Errno::PERM),
+        "the monitor can make them"
+    );
     let stream = OwnedFd::from(connected());
-    assert_eq!(ask(&mut c, ready(switch::OWN_READY), Some(&stream)), code(Errno::PERM));
+    assert_eq!(ask(&mut c, ready(Switching::OwnReady as u64), Some(&stream)), code(Errno::PERM));
     let udp = OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
     for wrong in [&stream, &udp] {
-        assert_eq!(ask(&mut c, ready(switch::ALONE), Some(wrong)), code(Errno::INVAL));
+        assert_eq!(ask(&mut c, ready(Switching::Alone as u64), Some(wrong)), code(Errno::INVAL));
     }
 }
 
@@ -261,7 +278,7 @@ fn a_listener_that_was_given_away_takes_no_new_clients() {
     let (mut s, _c, l, ch) = d.acquainted();
     let mut other = d.process();
     ch.set_state(0, slot_state::SYN);
-    let away = Msg { id: l.id, ..Msg::new(kind::UNPUBLISH) };
+    let away = Packet { id: l.id, ..Packet::new(request::Unpublish::KIND) };
     assert_eq!(other.request(away, None).0.result, code(Errno::NOENT), "not his");
     assert!(!ch.listener_closed());
     assert_eq!(s.request(away, None).0.result, 0);

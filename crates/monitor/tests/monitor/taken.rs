@@ -2,7 +2,8 @@
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -14,12 +15,12 @@ fn this() -> OwnedFd {
     pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
 }
 
-fn name(p: &mut Proc, pidfd: Option<&OwnedFd>) -> Msg {
-    p.request(Msg { arg0: 7, ..Msg::new(kind::TRANSFER) }, pidfd.map(AsFd::as_fd)).0
+fn name(p: &mut Proc, pidfd: Option<&OwnedFd>) -> Packet {
+    p.request(Packet { arg0: 7, ..Packet::new(request::Transfer::KIND) }, pidfd.map(AsFd::as_fd)).0
 }
 
 fn show(p: &mut Proc, number: u64, socket: impl AsFd) -> i32 {
-    p.request(Msg { id: number, arg2: 1, ..Msg::new(kind::TRANSFER) }, Some(socket.as_fd())).0.result
+    p.request(Packet { id: number, arg2: 1, ..Packet::new(request::Transfer::KIND) }, Some(socket.as_fd())).0.result
 }
 
 #[test]
@@ -42,13 +43,13 @@ fn the_holder_is_told_and_the_taker_hears_of_it() {
     assert!(holder.unasked.is_empty());
     assert_eq!(show(&mut taker, named.id, &socket), 0);
     let (told, _) = holder.wait_unasked();
-    assert_eq!((told.kind, told.id, told.arg0), (kind::TRANSFER, named.id, 7));
+    assert_eq!((told.kind, told.id, told.arg0), (request::Transfer::KIND, named.id, 7));
     assert_eq!(told.arg1, socket_cookie(&socket).unwrap());
-    holder.tell(Msg { id: told.id, ..Msg::new(kind::TRANSFERRED) }, None);
+    holder.tell(Packet { id: told.id, ..Packet::new(request::Transferred::KIND) }, None);
     let (heard, _) = taker.wait_unasked();
-    assert_eq!((heard.kind, heard.id), (kind::TRANSFERRED, named.id));
+    assert_eq!((heard.kind, heard.id), (request::Transferred::KIND, named.id));
     // Once.
-    holder.tell(Msg { id: told.id, ..Msg::new(kind::TRANSFERRED) }, None);
+    holder.tell(Packet { id: told.id, ..Packet::new(request::Transferred::KIND) }, None);
     holder.sync();
     taker.sync();
     assert!(taker.unasked.is_empty(), "{:?}", taker.unasked);
@@ -69,7 +70,7 @@ fn nobody_hears_of_an_answer_to_another_one() {
     let (socket, _) = listener();
     let flood = |p: &mut Proc| {
         for id in 0..2000 {
-            p.tell(Msg { id, ..Msg::new(kind::TRANSFERRED) }, None);
+            p.tell(Packet { id, ..Packet::new(request::Transferred::KIND) }, None);
             if id % 64 == 0 {
                 p.sync();
             }
@@ -86,7 +87,7 @@ fn nobody_hears_of_an_answer_to_another_one() {
         assert!(p.unasked.is_empty(), "{:?}", p.unasked);
     }
     flood(&mut holder);
-    assert_eq!(taker.wait_unasked().0.kind, kind::TRANSFERRED);
+    assert_eq!(taker.wait_unasked().0.kind, request::Transferred::KIND);
 }
 
 #[test]

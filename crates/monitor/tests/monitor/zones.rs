@@ -1,7 +1,8 @@
 //! Groups of listen sockets, and what may not be had.
 
 use crate::support::*;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{notice, request, Payload};
 use fsocket_reuseport::listener::{like, reuse_port, Shape};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -38,13 +39,13 @@ fn a_worker_that_ends_is_forgotten_and_the_others_are_told() {
     let (mut a, mut b) = (d.process_with_arena(), d.process_with_arena());
     let (global, _) = listener();
     let locals = [local_of(global.as_fd()), local_of(global.as_fd())];
-    let (answer, program) = a.request(Msg::new(kind::GROUP), Some(global.as_fd()));
+    let (answer, program) = a.request(Packet::new(request::Group::KIND), Some(global.as_fd()));
     assert_eq!(answer.result, 0);
     assert!(program.is_some());
     let group = answer.id;
-    assert_eq!(b.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id, group, "the same socket");
+    assert_eq!(b.request(Packet::new(request::Group::KIND), Some(global.as_fd())).0.id, group, "the same socket");
     let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
-        p.request(Msg { id: group, arg0: cpu, ..Msg::new(kind::LOCAL) }, Some(fd.as_fd())).0
+        p.request(Packet { id: group, arg0: cpu, ..Packet::new(request::Local::KIND) }, Some(fd.as_fd())).0
     };
     assert_eq!(join(&mut a, 0, &locals[0]).arg0, 1);
     assert_eq!(join(&mut b, 1, &locals[1]).arg0, 2);
@@ -53,7 +54,7 @@ fn a_worker_that_ends_is_forgotten_and_the_others_are_told() {
     let mut looks = 0;
     for _ in 0..16 {
         let (told, _) = b.wait_unasked();
-        looks += u32::from(told.kind == kind::LOOK && told.id == group);
+        looks += u32::from(told.kind == notice::Look::KIND && told.id == group);
         if looks == 4 {
             // Its place is free again.
             let third = local_of(global.as_fd());
@@ -73,30 +74,30 @@ fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
     let (mut worker, mut guest, mut other) = (d.process_with_arena(), d.process_with_arena(), d.process_with_arena());
     let (global, port) = listener();
     let local = local_of(global.as_fd());
-    let (answer, program) = worker.request(Msg::new(kind::GROUP), Some(global.as_fd()));
+    let (answer, program) = worker.request(Packet::new(request::Group::KIND), Some(global.as_fd()));
     let group = answer.id;
     fsocket_reuseport::classic::attach_loaded(global.as_raw_fd(), program.expect("a program").as_raw_fd()).unwrap();
-    let msg = |kind| Msg { id: group, ..Msg::new(kind) };
-    assert_eq!(worker.request(msg(kind::LOCAL), Some(local.as_fd())).0.arg0, 1);
-    assert_eq!(worker.request(msg(kind::BALANCE), None).0.result, 0);
-    let waiting = |p: &mut Proc| p.request(msg(kind::WAITING), None);
+    let msg = |kind| Packet { id: group, ..Packet::new(kind) };
+    assert_eq!(worker.request(msg(request::Local::KIND), Some(local.as_fd())).0.arg0, 1);
+    assert_eq!(worker.request(msg(request::Balance::KIND), None).0.result, 0);
+    let waiting = |p: &mut Proc| p.request(msg(request::Waiting::KIND), None);
     assert_eq!(waiting(&mut other).0.result, errno(Errno::NOENT), "has not shown the global one");
-    assert_eq!(guest.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id, group);
+    assert_eq!(guest.request(Packet::new(request::Group::KIND), Some(global.as_fd())).0.id, group);
     assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "not shared yet");
-    worker.tell(Msg { arg0: 1, ..msg(kind::SHARE) }, Some(local.as_fd()));
+    worker.tell(Packet { arg0: 1, ..msg(request::Share::KIND) }, Some(local.as_fd()));
     worker.sync();
     assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "nothing waits");
     let _client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let told = (0..8).map(|_| guest.wait_unasked().0).find(|told| told.kind == kind::WAKE_HINT);
+    let told = (0..8).map(|_| guest.wait_unasked().0).find(|told| told.kind == notice::WakeHint::KIND);
     assert_eq!(told.map(|told| told.id), Some(group));
     let (answer, socket) = waiting(&mut guest);
     assert_eq!((answer.result, answer.arg0), (0, 1));
     rustix::net::accept(socket.expect("a socket")).unwrap();
     assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "taken");
     // And one that shuts the global one down.
-    assert_eq!(other.request(msg(kind::SHUT), None).0.result, errno(Errno::NOENT));
+    assert_eq!(other.request(msg(request::Shut::KIND), None).0.result, errno(Errno::NOENT));
     assert!(rustix::net::sockopt::socket_acceptconn(&local).unwrap());
-    assert_eq!(guest.request(msg(kind::SHUT), None).0.result, 0);
+    assert_eq!(guest.request(msg(request::Shut::KIND), None).0.result, 0);
     assert!(!rustix::net::sockopt::socket_acceptconn(&local).unwrap());
 }
 
@@ -109,9 +110,9 @@ fn somebody_elses_group_and_other_sockets_are_refused() {
     let (mut owner, mut other) = (d.process(), d.process());
     let (global, _) = listener();
     let local = local_of(global.as_fd());
-    let group = owner.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id;
+    let group = owner.request(Packet::new(request::Group::KIND), Some(global.as_fd())).0.id;
     let join = |p: &mut Proc, group, fd: Option<BorrowedFd<'_>>| {
-        p.request(Msg { id: group, ..Msg::new(kind::LOCAL) }, fd).0.result
+        p.request(Packet { id: group, ..Packet::new(request::Local::KIND) }, fd).0.result
     };
     assert_eq!(join(&mut other, group, Some(local.as_fd())), errno(Errno::NOENT), "has not shown the global one");
     assert_eq!(join(&mut owner, group + 1, Some(local.as_fd())), errno(Errno::NOENT));
@@ -121,8 +122,8 @@ fn somebody_elses_group_and_other_sockets_are_refused() {
     assert_eq!(join(&mut owner, group, Some(elsewhere.as_fd())), errno(Errno::NOENT), "another address");
     assert_eq!(join(&mut owner, group, Some(local.as_fd())), 0);
     // What was never there can be left, by anybody.
-    other.tell(Msg { id: group, arg0: 1, ..Msg::new(kind::LEFT) }, None);
-    owner.tell(Msg { id: 99, arg0: u64::MAX, ..Msg::new(kind::LEFT) }, None);
+    other.tell(Packet { id: group, arg0: 1, ..Packet::new(request::Left::KIND) }, None);
+    owner.tell(Packet { id: 99, arg0: u64::MAX, ..Packet::new(request::Left::KIND) }, None);
     other.sync();
     owner.sync();
 }
@@ -147,7 +148,9 @@ fn strangers_on_a_shared_address() {
     let stranger = shared(any);
     let at = rustix::net::getsockname(&stranger).unwrap().try_into().unwrap();
     let ours = [shared(at), shared(at)];
-    let announce = |p: &mut Proc, fd: &OwnedFd| p.request(Msg { arg0: 1, ..Msg::new(kind::GROUP) }, Some(fd.as_fd()));
+    let announce = |p: &mut Proc, fd: &OwnedFd| {
+        p.request(Packet { arg0: 1, ..Packet::new(request::Group::KIND) }, Some(fd.as_fd()))
+    };
     let (answer, program) = announce(&mut p, &ours[0]);
     assert_eq!((answer.result, program.is_some()), (0, false), "the stranger was there first");
     let (again, program) = announce(&mut p, &ours[1]);
@@ -155,11 +158,11 @@ fn strangers_on_a_shared_address() {
     drop(stranger);
     // It has gone, and the monitor says so.
     let (told, _) = p.wait_unasked();
-    assert_eq!((told.kind, told.id), (kind::LOOK, answer.id));
+    assert_eq!((told.kind, told.id), (notice::Look::KIND, answer.id));
     let (answer, program) = announce(&mut p, &ours[0]);
     assert_eq!((answer.result, program.is_some()), (0, true));
     let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
-        p.request(Msg { id: answer.id, arg0: cpu, ..Msg::new(kind::LOCAL) }, Some(fd.as_fd())).0
+        p.request(Packet { id: answer.id, arg0: cpu, ..Packet::new(request::Local::KIND) }, Some(fd.as_fd())).0
     };
     let (first, second) = (join(&mut p, 0, &ours[0]), join(&mut p, 1, &ours[1]));
     assert_eq!((first.result, first.arg0, second.arg0), (0, 1, 2));
@@ -180,25 +183,27 @@ fn a_sibling_is_a_stranger_until_it_is_shown() {
     let first = shared(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
     let at = rustix::net::getsockname(&first).unwrap().try_into().unwrap();
     let second = shared(at);
-    let announce = |p: &mut Proc, fd: &OwnedFd| p.request(Msg { arg0: 1, ..Msg::new(kind::GROUP) }, Some(fd.as_fd()));
+    let announce = |p: &mut Proc, fd: &OwnedFd| {
+        p.request(Packet { arg0: 1, ..Packet::new(request::Group::KIND) }, Some(fd.as_fd()))
+    };
     let (answer, program) = announce(&mut a, &first);
     let group = answer.id;
     assert_eq!((answer.result, program.is_some()), (0, false), "nobody knows the second one");
     // Its worker may go to sleep where nobody can tell it anything: it has its place now.
     let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
-        let (m, _) = p.request(Msg { id: group, arg0: cpu, ..Msg::new(kind::LOCAL) }, Some(fd.as_fd()));
+        let (m, _) = p.request(Packet { id: group, arg0: cpu, ..Packet::new(request::Local::KIND) }, Some(fd.as_fd()));
         (m.result, m.arg0, m.arg1)
     };
     assert_eq!(join(&mut a, 0, &first), (0, 1, 0));
     for told in [0, 20, 200] {
-        assert_eq!(a.wait_unasked().0.kind, kind::LOOK, "it is the first worker, after {told} ms");
+        assert_eq!(a.wait_unasked().0.kind, notice::Look::KIND, "it is the first worker, after {told} ms");
     }
     let (answer, program) = announce(&mut b, &second);
     assert_eq!((answer.result, answer.id, program.is_some()), (0, group, true), "there is no stranger");
     // A worker that has no place, and was told of a stranger, is told that there is none, although nobody
     // has joined and no connection has come.
     let (told, _) = a.wait_unasked();
-    assert_eq!((told.kind, told.id), (kind::LOOK, group));
+    assert_eq!((told.kind, told.id), (notice::Look::KIND, group));
     assert_eq!(join(&mut b, 1, &second), (0, 2, 1));
 }
 
@@ -209,13 +214,13 @@ fn only_a_listening_socket_is_copied() {
     let null = std::fs::File::open("/dev/null").unwrap();
     let stream = connected();
     for fd in [None, Some(null.as_fd()), Some(stream.as_fd())] {
-        assert_ne!(p.request(Msg::new(kind::CLONE), fd).0.result, 0);
+        assert_ne!(p.request(Packet::new(request::Clone::KIND), fd).0.result, 0);
     }
     let (global, _) = listener();
-    assert_ne!(p.request(Msg { arg0: 2, ..Msg::new(kind::CLONE) }, Some(global.as_fd())).0.result, 0);
+    assert_ne!(p.request(Packet { arg0: 2, ..Packet::new(request::Clone::KIND) }, Some(global.as_fd())).0.result, 0);
     // And a copy is one: it listens on the same address.
     reuse_port(global.as_raw_fd(), true).unwrap();
-    let (answer, copy) = p.request(Msg::new(kind::CLONE), Some(global.as_fd()));
+    let (answer, copy) = p.request(Packet::new(request::Clone::KIND), Some(global.as_fd()));
     assert_eq!(answer.result, 0);
     let copy = copy.expect("a socket");
     assert!(rustix::net::sockopt::socket_acceptconn(&copy).unwrap());

@@ -10,7 +10,7 @@ use crate::options::COUNT;
 use crate::table::Desc;
 use crate::{ctl, listen, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_sys as sys;
 
 /// Changes that are remembered: each while something waits.
@@ -43,10 +43,9 @@ fn kept() -> Option<Guard<'static, Kept>> {
 /// An option of a listener is about to be set.
 pub fn changes(fd: i32, d: &Desc) {
     let Some(l) = listen::of(d) else { return };
-    let mut m = Msg::new(msg::OPTIONS);
     let mark = sys::getrandom_u64() as u32 | 1;
-    (m.id, m.arg0) = (l.id.load(Ordering::Relaxed), mark.into());
-    if !ctl::request(m, None).is_ok_and(|(answer, _)| answer.arg0 > 0) {
+    let ask = request::Options { listener: l.id.load(Ordering::Relaxed), mark };
+    if !ctl::request(ask, None).is_ok_and(|(answer, _)| answer.marked > 0) {
         return;
     }
     // Processes of the fork group may have set some.

@@ -7,7 +7,7 @@ use crate::table::Desc;
 use crate::{ctl, user, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::WORKERS;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::request;
 use fsocket_ring as ring;
 use fsocket_sys::{self as sys, Result};
 
@@ -78,8 +78,8 @@ fn queued(l: &listen::Listener) -> u32 {
         let of = |c: &chan::Chan| (0..=WORKERS).map(|q| chan::queue_len(c.queue(q))).sum::<u32>();
         return l.chans().map(of).sum();
     }
-    let ask = Msg { id: l.id.load(Ordering::Relaxed), ..Msg::new(kind::OPTIONS) };
-    ctl::request(ask, None).map_or(0, |(answer, _)| answer.arg0 as u32)
+    let ask = request::Options { listener: l.id.load(Ordering::Relaxed), mark: 0 };
+    ctl::request(ask, None).map_or(0, |(answer, _)| answer.marked)
 }
 
 /// Of a listener: `tcpi_unacked` is how many connections wait to be accepted, `tcpi_sacked` how many may.

@@ -5,7 +5,7 @@ use crate::ctl;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{status, CLIENT, SLOTS};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::request;
 use fsocket_sync::trim;
 use fsocket_sys as sys;
 
@@ -127,12 +127,11 @@ impl Chan {
     fn port_of(&self, c: &mut Client, slot: usize) -> Option<u16> {
         let block = slot / PORT_BLOCK;
         if c.ports[block] == 0 {
-            let (m, _) =
-                ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, None).ok()?;
-            if !legal_block(m.arg0) || m.arg1 < PORT_BLOCK as u64 {
+            let (lease, _) = ctl::request(self.ports(None), None).ok()?;
+            if !legal_block(lease.first.into()) || lease.count < PORT_BLOCK as u32 {
                 return None;
             }
-            c.ports[block] = m.arg0 as u16;
+            c.ports[block] = lease.first;
         }
         Some(c.ports[block] + (slot % PORT_BLOCK) as u16)
     }
@@ -148,10 +147,8 @@ impl Chan {
     /// meanwhile is not used for new connections.
     pub fn lease_again(&self) {
         let Some(mut c) = self.client() else { return };
-        let id = self.id.load(Ordering::Relaxed).into();
         for first in c.ports.iter_mut().filter(|first| **first != 0) {
-            let m = Msg { id, arg2: (*first).into(), ..Msg::new(kind::PORTS) };
-            if ctl::request(m, None).is_err() {
+            if ctl::request(self.ports(Some(*first)), None).is_err() {
                 *first = 0;
             }
         }
@@ -160,7 +157,11 @@ impl Chan {
     /// The program has bound this socket to a port: it is this channel's from now on. False: the
     /// monitor says no.
     pub fn has_bound(&self, fd: i32) -> bool {
-        ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, Some(fd)).is_ok()
+        ctl::request(self.ports(None), Some(fd)).is_ok()
+    }
+
+    fn ports(&self, again: Option<u16>) -> request::Ports {
+        request::Ports { channel: self.id.load(Ordering::Relaxed), again }
     }
 
     pub fn give_back(&self, c: &mut Client, slot: usize) {

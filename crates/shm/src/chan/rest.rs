@@ -9,7 +9,7 @@ use super::{all, Chan};
 use crate::ctl;
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::channel::CLIENT;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::request;
 use fsocket_sys::cpu;
 
 const LOOK_US: u64 = 5_000_000;
@@ -46,7 +46,7 @@ impl Chan {
             self.rests_since.store(now, Ordering::Relaxed);
         } else if now.wrapping_sub(self.rests_since.load(Ordering::Relaxed)) > REST_US * cpu::ticks_per_us() {
             self.rests_since.store(now, Ordering::Relaxed);
-            let _ = ctl::tell(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::REST) }, None);
+            let _ = ctl::tell(request::Rest { channel: self.id.load(Ordering::Relaxed) }, None);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::{ctl, pipes, process, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{sleeping, Waiter, SUMMARY_SYN, WAITERS};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::{request, values};
 use fsocket_ring::dispatch::{self, Workers};
 use fsocket_ring::syn;
 use fsocket_sync::atomic::{fence, AtomicU32};
@@ -48,8 +48,8 @@ impl Chan {
     }
 
     pub fn ring_by_monitor(&self, side: usize, w: usize, key: u64) -> bool {
-        let arg0 = self.id.load(Ordering::Relaxed) as u64;
-        ctl::tell(Msg { id: key, arg0, arg1: waiter::pack(side, w), ..Msg::new(kind::RING) }, None)
+        let channel = self.id.load(Ordering::Relaxed);
+        ctl::tell(request::Ring { key, channel, waiter: values::Waiter { side, number: w } }, None)
     }
 
     /// A pipe to the thread with `key`, as waiter `w` of the other side. True: `fd` is ours; else

@@ -8,7 +8,7 @@ use crate::number::Number;
 use crate::{ctl, process};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::balance::{BALANCE_SIZE, QUEUES};
-use fsocket_proto::{kind as msg, Msg};
+use fsocket_proto::request;
 use fsocket_sys::{self as sys, cpu, Result};
 
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
@@ -78,10 +78,8 @@ impl Zoned {
             let own = l.inner.load(Ordering::Relaxed);
             self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
         }
-        let mut m = Msg::new(msg::SHARE);
-        m.id = self.group.load(Ordering::Relaxed);
-        m.arg0 = place as u64;
-        let _ = ctl::tell(m, Some(l.fd()));
+        let share = request::Share { group: self.group.load(Ordering::Relaxed), place };
+        let _ = ctl::tell(share, Some(l.fd()));
         // Whatever came before anybody else could be told.
         l.wait_for_peers(cpu::ticks());
     }
@@ -210,7 +208,7 @@ fn put_inner(inner: i32, fd: i32) {
     let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, Some(&ev));
 }
 
-/// [`msg::PEER`]. The descriptor is this function's.
+/// [`fsocket_proto::notice::Peer`]. The descriptor is this function's.
 pub fn came(group: u64, place: u64, fd: i32) {
     if !keep(group, place, fd) {
         let _ = sys::close(fd);
@@ -221,9 +219,7 @@ pub fn came(group: u64, place: u64, fd: i32) {
 /// A descriptor of another worker's socket was closed. If its worker has gone, this may have
 /// been the last one, and what waited there has moved.
 pub(super) fn tell_closed(group: u64) {
-    let mut m = Msg::new(msg::PEER_CLOSED);
-    m.id = group;
-    let _ = ctl::tell(m, None);
+    let _ = ctl::tell(request::PeerClosed { group }, None);
 }
 
 /// True: until its worker has gone, or all of this process.
@@ -252,7 +248,7 @@ fn keep(group: u64, place: u64, fd: i32) -> bool {
     true
 }
 
-/// [`msg::PEER_GONE`].
+/// [`fsocket_proto::notice::PeerGone`].
 pub fn went(group: u64, place: u64) {
     for z in used().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {

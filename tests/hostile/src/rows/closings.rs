@@ -4,7 +4,8 @@ use super::means::{drain, lingering, own};
 use crate::descriptors::Descriptors;
 use crate::lives::Life;
 use crate::peer::Peer;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use fsocket_sys as sys;
 
 const MANY: usize = 300;
@@ -13,7 +14,7 @@ const MANY: usize = 300;
 pub fn broken(l: &mut Life) -> Option<()> {
     let mut own = own(l)?;
     own.lingering_ends(MANY, true);
-    own.client.tell(Msg { id: own.channel.id.into(), ..Msg::new(kind::BROKEN) }, None);
+    own.client.tell(Packet { id: own.channel.id.into(), ..Packet::new(request::Broken::KIND) }, None);
     sys::nanosleep(500_000_000);
     Some(())
 }
@@ -30,11 +31,16 @@ pub fn released(l: &mut Life) -> Option<()> {
     let mut own = own(l)?;
     own.lingering_ends(MANY, false);
     for slot in 0..MANY as u64 {
-        own.server
-            .tell(Msg { id: own.channel.id.into(), arg0: slot | 1 << 32, arg1: 9, ..Msg::new(kind::RELEASE) }, None);
-        own.client.tell(Msg { id: own.channel.id.into(), arg0: slot, arg1: 9, ..Msg::new(kind::RELEASE) }, None);
+        own.server.tell(
+            Packet { id: own.channel.id.into(), arg0: slot | 1 << 32, arg1: 9, ..Packet::new(request::Release::KIND) },
+            None,
+        );
+        own.client.tell(
+            Packet { id: own.channel.id.into(), arg0: slot, arg1: 9, ..Packet::new(request::Release::KIND) },
+            None,
+        );
     }
-    own.server.tell(Msg { id: own.id, ..Msg::new(kind::UNLISTEN) }, None);
+    own.server.tell(Packet { id: own.id, ..Packet::new(request::Unlisten::KIND) }, None);
     sys::nanosleep(200_000_000);
     Some(())
 }
@@ -44,11 +50,17 @@ pub fn messages(l: &mut Life) -> Option<()> {
     let peer = l.peer()?;
     // (The other ends stay open, with what nobody reads.)
     for [slow, _] in lingering(MANY) {
-        let with =
-            *l.random.one(&[kind::UNLISTEN, kind::OFFER, kind::PORTS, kind::CONNECT, kind::OPTIONS, kind::RENEW]);
+        let with = *l.random.one(&[
+            request::Unlisten::KIND,
+            request::Offer::KIND,
+            request::Ports::KIND,
+            request::Connect::KIND,
+            request::Options::KIND,
+            request::Renew::KIND,
+        ]);
         // (RENEW takes sockets of another kind: it is thrown out for it.)
-        let with = if l.random.chance(98) && with == kind::RENEW { kind::MEET } else { with };
-        if peer.tell(Msg { id: 1, seq: 1, ..Msg::new(with) }, Some(slow)) {
+        let with = if l.random.chance(98) && with == request::Renew::KIND { request::Meet::KIND } else { with };
+        if peer.tell(Packet { id: 1, seq: 1, ..Packet::new(with) }, Some(slow)) {
             let _ = sys::close(slow);
         }
         drain(&peer);
@@ -61,9 +73,9 @@ pub fn unread(l: &mut Life) -> Option<()> {
     let all = lingering(MANY);
     for some in all.chunks(30) {
         let peer = Peer::connect(l.socket).ok()?;
-        peer.tell(Msg { version: 77, ..Msg::new(kind::PORTS) }, None);
+        peer.tell(Packet { version: 77, ..Packet::new(request::Ports::KIND) }, None);
         for [slow, _] in some {
-            if peer.tell(Msg::new(kind::UNLISTEN), Some(*slow)) {
+            if peer.tell(Packet::new(request::Unlisten::KIND), Some(*slow)) {
                 let _ = sys::close(*slow);
             }
         }
@@ -93,20 +105,20 @@ pub fn hoards_kinds(l: &mut Life) -> Option<()> {
         let fds = Descriptors::new(peer.fd);
         for _ in 0..600 {
             let with = *l.random.one(&[
-                kind::OFFER,
-                kind::PASSED,
-                kind::PORTS,
-                kind::ATTACH,
-                kind::ARENA,
-                kind::TRANSFER,
-                kind::INHERITED_ARENA,
-                kind::LOCAL,
-                kind::GROUP,
-                kind::CLONE,
+                request::Offer::KIND,
+                request::Passed::KIND,
+                request::Ports::KIND,
+                request::Attach::KIND,
+                request::Arena::KIND,
+                request::Transfer::KIND,
+                request::InheritedArena::KIND,
+                request::Local::KIND,
+                request::Group::KIND,
+                request::Clone::KIND,
             ]);
             let fd = *l.random.one(fds.all());
             let id = l.random.below(64) as u64;
-            peer.tell(Msg { id, seq: 1, ..Msg::new(with) }, (fd != peer.fd).then_some(fd));
+            peer.tell(Packet { id, seq: 1, ..Packet::new(with) }, (fd != peer.fd).then_some(fd));
             drain(&peer);
         }
         fds.close();
@@ -120,11 +132,11 @@ pub fn hoards_processes(l: &mut Life) -> Option<()> {
     let mut kept = Vec::new();
     for n in 0..600u64 {
         let [ours, theirs] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET).ok()?;
-        parent.tell(Msg { id: (n + 1) << 16 | 1, ..Msg::new(kind::ADOPT) }, Some(theirs));
+        parent.tell(Packet { id: (n + 1) << 16 | 1, ..Packet::new(request::Adopt::KIND) }, Some(theirs));
         let _ = sys::close(theirs);
         kept.push(ours);
         if n % 50 == 0 {
-            parent.request(Msg { id: u64::MAX, ..Msg::new(kind::CLAIM) }, None)?;
+            parent.request(Packet { id: u64::MAX, ..Packet::new(request::Claim::KIND) }, None)?;
         }
     }
     sys::nanosleep(300_000_000);

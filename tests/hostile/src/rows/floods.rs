@@ -4,7 +4,8 @@ use super::means::{drain, own};
 use crate::lives::Life;
 use crate::peer::Peer;
 use fsocket_abi::channel::{waker_key, CLIENT, SERVER};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_proto::raw::{waiter, Packet};
+use fsocket_proto::{request, Payload};
 use fsocket_sync::atomic::Ordering;
 use fsocket_sys as sys;
 
@@ -21,11 +22,11 @@ pub fn comes_and_goes(l: &mut Life) -> Option<()> {
 pub fn greets_and_goes(l: &mut Life) -> Option<()> {
     loop {
         if let Ok(p) = Peer::connect(l.socket) {
-            let hello = Msg {
+            let hello = Packet {
                 id: l.random.next() << 16 | 1,
                 arg0: 1,
                 arg1: u64::from(fsocket_abi::VERSION),
-                ..Msg::new(kind::HELLO)
+                ..Packet::new(request::Hello::KIND)
             };
             p.tell(hello, None);
             let _ = sys::close(p.fd);
@@ -54,10 +55,16 @@ pub fn pipes(l: &mut Life) -> Option<()> {
     loop {
         for ch in &channels {
             for i in 0..1024u64 {
-                let at = waiter::pack(CLIENT, i as usize / 256);
-                let named = Msg { id: i % 256, arg0: u64::from(*ch), arg1: at, arg2: i % 40, ..Msg::new(kind::WAKER) };
+                let at = waiter(CLIENT, i as usize / 256);
+                let named = Packet {
+                    id: i % 256,
+                    arg0: u64::from(*ch),
+                    arg1: at,
+                    arg2: i % 40,
+                    ..Packet::new(request::Waker::KIND)
+                };
                 peer.tell(named, None);
-                peer.tell(Msg { kind: kind::WAKER_READY, ..named }, None);
+                peer.tell(Packet { kind: request::WakerReady::KIND, ..named }, None);
                 drain(&peer);
             }
         }
@@ -72,8 +79,13 @@ pub fn rings(l: &mut Life) -> Option<()> {
         for w in 0..fsocket_abi::channel::WAITERS {
             let key = c.waiter(SERVER, w).waker.load(Ordering::Relaxed);
             for waker in (key != 0).then_some(0..255).into_iter().flatten() {
-                let at = waiter::pack(SERVER, w);
-                let ring = Msg { id: waker_key(key, waker), arg0: c.id.into(), arg1: at, ..Msg::new(kind::RING) };
+                let at = waiter(SERVER, w);
+                let ring = Packet {
+                    id: waker_key(key, waker),
+                    arg0: c.id.into(),
+                    arg1: at,
+                    ..Packet::new(request::Ring::KIND)
+                };
                 peer.tell(ring, None);
             }
         }
@@ -88,7 +100,7 @@ pub fn channels(l: &mut Life) -> Option<()> {
         let port = *l.random.one(l.ports);
         let mut full = 0;
         while let Some(id) = peer.another(port, full).map(u64::from) {
-            peer.tell(Msg { id: full, ..Msg::new(kind::REST) }, None);
+            peer.tell(Packet { id: full, ..Packet::new(request::Rest::KIND) }, None);
             full = id;
         }
         let _ = sys::close(peer.fd);
@@ -100,7 +112,7 @@ pub fn transferred(l: &mut Life) -> Option<()> {
     let peer = l.peer()?;
     loop {
         for id in 0..4096 {
-            if !peer.tell(Msg { id, arg0: id, ..Msg::new(kind::TRANSFERRED) }, None) {
+            if !peer.tell(Packet { id, arg0: id, ..Packet::new(request::Transferred::KIND) }, None) {
                 sys::nanosleep(100_000);
             }
         }
@@ -117,10 +129,10 @@ pub fn takes(l: &mut Life) -> Option<()> {
             // SAFETY: a plain system call.
             let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
             for number in 0..8 {
-                let named = Msg { arg0: number, ..Msg::new(kind::TRANSFER) };
+                let named = Packet { arg0: number, ..Packet::new(request::Transfer::KIND) };
                 let (answer, _) = peer.request(named, (pidfd >= 0).then_some(pidfd))?;
                 for id in [answer.id, number] {
-                    peer.request(Msg { id, arg2: 1, ..Msg::new(kind::TRANSFER) }, Some(socket))?;
+                    peer.request(Packet { id, arg2: 1, ..Packet::new(request::Transfer::KIND) }, Some(socket))?;
                 }
             }
             let _ = sys::close(pidfd);
@@ -134,20 +146,20 @@ pub fn others_names(l: &mut Life) -> Option<()> {
     let peer = own.client;
     loop {
         let what = *l.random.one(&[
-            kind::RING,
-            kind::WAKER,
-            kind::WAKER_READY,
-            kind::UPGRADE,
-            kind::ARRIVES,
-            kind::BROKEN,
-            kind::REST,
-            kind::NEARER,
-            kind::PEER_CLOSED,
-            kind::RELEASE,
+            request::Ring::KIND,
+            request::Waker::KIND,
+            request::WakerReady::KIND,
+            request::Upgrade::KIND,
+            request::Arrives::KIND,
+            request::Broken::KIND,
+            request::Rest::KIND,
+            request::Nearer::KIND,
+            request::PeerClosed::KIND,
+            request::Release::KIND,
         ]);
         let mut small = || l.random.below(256) as u64;
         let (id, arg0, arg1, arg2) = (small(), small(), (small() % 8) | ((small() & 1) << 8), small());
-        if !peer.tell(Msg { id, arg0, arg1, arg2, ..Msg::new(what) }, None) {
+        if !peer.tell(Packet { id, arg0, arg1, arg2, ..Packet::new(what) }, None) {
             sys::nanosleep(100_000);
         }
         drain(&peer);

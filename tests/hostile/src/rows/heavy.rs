@@ -4,7 +4,8 @@ use super::means::{drain, published};
 use crate::lives::Life;
 use crate::peer::Peer;
 use fsocket_abi::channel::slot_state;
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Addr, Payload};
 use fsocket_sync::atomic::Ordering;
 use fsocket_sys as sys;
 use std::net::{Ipv4Addr, TcpListener};
@@ -46,7 +47,7 @@ fn much(l: &mut Life) -> Option<Much> {
 pub fn unlistens(l: &mut Life) -> Option<()> {
     let much = much(l)?;
     for (_, id) in &much.listeners {
-        much.server.tell(Msg { id: *id, ..Msg::new(kind::UNLISTEN) }, None);
+        much.server.tell(Packet { id: *id, ..Packet::new(request::Unlisten::KIND) }, None);
     }
     sys::nanosleep(100_000_000);
     Some(())
@@ -64,7 +65,7 @@ pub fn asks(l: &mut Life) -> Option<()> {
     let ip = Ipv4Addr::new(127, 0, 0, 9).to_ipv6_mapped().octets();
     let addr = Addr { ip, port: much.port, family: libc::AF_INET as u16, v6only: 0 };
     loop {
-        if !much.client.tell(Msg { addr, seq: 1, ..Msg::new(kind::IN_USE) }, Some(socket)) {
+        if !much.client.tell(Packet { addr, seq: 1, ..Packet::new(request::InUse::KIND) }, Some(socket)) {
             sys::nanosleep(100_000);
         }
         drain(&much.client);
@@ -76,20 +77,20 @@ pub fn says_everything(l: &mut Life) -> Option<()> {
     let mut much = much(l)?;
     let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
     let kinds = [
-        kind::REPORT,
-        kind::OPTIONS,
-        kind::WORKER,
-        kind::SETTLED,
-        kind::UNPUBLISH,
-        kind::CHANNEL_HANDLE,
-        kind::PORTS,
-        kind::NEARER,
-        kind::JOIN,
-        kind::OFFER,
-        kind::REST,
-        kind::BRIEF,
-        kind::MEET,
-        kind::CONNECT,
+        request::Report::KIND,
+        request::Options::KIND,
+        request::Worker::KIND,
+        request::Settled::KIND,
+        request::Unpublish::KIND,
+        request::ChannelHandle::KIND,
+        request::Ports::KIND,
+        request::Nearer::KIND,
+        request::Join::KIND,
+        request::Offer::KIND,
+        request::Rest::KIND,
+        request::Brief::KIND,
+        request::Meet::KIND,
+        request::Connect::KIND,
     ];
     loop {
         let what = *l.random.one(&kinds);
@@ -99,12 +100,12 @@ pub fn says_everything(l: &mut Life) -> Option<()> {
         let ip = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let addr = Addr { ip, port: much.port, family: libc::AF_INET as u16, v6only: 0 };
         let fd = match what {
-            kind::UNPUBLISH => Some(std::os::fd::AsRawFd::as_raw_fd(&much.listeners[0].0)),
-            kind::OFFER | kind::MEET | kind::CONNECT | kind::PORTS => Some(socket),
+            request::Unpublish::KIND => Some(std::os::fd::AsRawFd::as_raw_fd(&much.listeners[0].0)),
+            request::Offer::KIND | request::Meet::KIND | request::Connect::KIND | request::Ports::KIND => Some(socket),
             _ => None,
         };
         let by = if l.random.chance(50) { &mut much.server } else { &mut much.client };
-        by.tell(Msg { id, arg0, arg1, seq, addr, ..Msg::new(what) }, fd);
+        by.tell(Packet { id, arg0, arg1, seq, addr, ..Packet::new(what) }, fd);
         drain(&much.server);
         drain(&much.client);
     }
@@ -115,9 +116,9 @@ pub fn forks(l: &mut Life) -> Option<()> {
     let mut much = much(l)?;
     loop {
         let [ours, theirs] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET).ok()?;
-        let child = Msg { id: l.random.next() << 16 | 1, ..Msg::new(kind::ADOPT) };
+        let child = Packet { id: l.random.next() << 16 | 1, ..Packet::new(request::Adopt::KIND) };
         much.server.tell(child, Some(theirs));
         let _ = (sys::close(theirs), sys::close(ours));
-        much.server.request(Msg { id: u64::MAX, ..Msg::new(kind::CLAIM) }, None)?;
+        much.server.request(Packet { id: u64::MAX, ..Packet::new(request::Claim::KIND) }, None)?;
     }
 }

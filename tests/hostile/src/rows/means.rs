@@ -3,7 +3,9 @@
 use crate::lives::Life;
 use crate::peer::{Channel, Peer};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
-use fsocket_proto::{kind, switch, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::values::Switching;
+use fsocket_proto::{request, Payload};
 use fsocket_sync::atomic::Ordering;
 use fsocket_sys as sys;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -29,8 +31,8 @@ pub fn own(l: &mut Life) -> Option<Own> {
 
 /// The server accepts there.
 pub fn published(server: &mut Peer, listener: &TcpListener) -> Option<u64> {
-    let (answer, _) = server.request(Msg::new(kind::LISTEN), Some(listener.as_raw_fd()))?;
-    server.request(Msg { id: answer.id, ..Msg::new(kind::WORKER) }, None)?;
+    let (answer, _) = server.request(Packet::new(request::Listen::KIND), Some(listener.as_raw_fd()))?;
+    server.request(Packet { id: answer.id, ..Packet::new(request::Worker::KIND) }, None)?;
     Some(answer.id)
 }
 
@@ -52,15 +54,15 @@ impl Own {
         }
         s.generation.store(9, Ordering::Relaxed);
         s.state.store(slot_state::ESTABLISHED, Ordering::Release);
-        let of = |kind, side: usize, what| Msg {
+        let of = |kind, side: usize, what| Packet {
             id: self.channel.id.into(),
             arg0: slot as u64 | (side as u64) << 32,
             arg1: 9,
             arg2: what,
-            ..Msg::new(kind)
+            ..Packet::new(kind)
         };
-        let (_, server) = self.server.request(of(kind::SWITCH, SERVER, switch::MAKE), None)?;
-        let (_, client) = self.client.request(of(kind::CLAIM, CLIENT, 0), None)?;
+        let (_, server) = self.server.request(of(request::Switch::KIND, SERVER, Switching::Make as u64), None)?;
+        let (_, client) = self.client.request(of(request::Claim::KIND, CLIENT, 0), None)?;
         Some([client?, server?])
     }
 

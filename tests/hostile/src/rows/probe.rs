@@ -3,7 +3,8 @@
 
 use crate::peer::Peer;
 use crate::random::Random;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::raw::Packet;
+use fsocket_proto::{request, Payload};
 use fsocket_sys as sys;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -126,7 +127,7 @@ fn greeted(at: &std::path::Path, random: &mut Random) -> Result<Peer, String> {
 
 fn ours(at: &Path, port: u16, known: &mut Option<Peer>, random: &mut Random, f: &mut Figures) -> Result<(), String> {
     let known = known.as_mut().ok_or("the monitor has not greeted it")?;
-    let ask = Msg { id: u64::MAX, ..Msg::new(kind::CLAIM) };
+    let ask = Packet { id: u64::MAX, ..Packet::new(request::Claim::KIND) };
     timed(&mut f.asked, || known.request(ask, None).ok_or("the monitor does not answer"))?;
     let mut fresh = timed(&mut f.hello, || greeted(at, random))?;
     let channel = timed(&mut f.connect, || fresh.another(port, 0).ok_or("no channel"));

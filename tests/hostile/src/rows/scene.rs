@@ -5,8 +5,9 @@ use super::table::Who;
 use crate::peer::Peer;
 use crate::victims::{tree, Stage, Victim, CLIENTS, HOSTILE, SERVERS};
 use anyhow::{Context, Result};
+use fsocket_proto::raw::Packet;
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{request, Payload};
 use fsocket_sys as sys;
 use fsocket_testkit::Proc;
 use std::path::{Path, PathBuf};
@@ -116,7 +117,7 @@ impl Scene {
     /// What the monitor says of itself; `reset`: its counters are zero afterwards.
     pub fn report(&self, reset: bool) -> Option<Report> {
         let mut peer = Peer::connect(&self.stage.socket()).ok()?;
-        let asked = Msg { arg1: reset.into(), arg2: 1, ..Msg::new(kind::REPORT) };
+        let asked = Packet { arg1: reset.into(), arg2: 1, ..Packet::new(request::Report::KIND) };
         let answer = peer.request(asked, None);
         let _ = sys::close(peer.fd);
         let (answer, fd) = answer?;
