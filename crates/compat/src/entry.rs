@@ -64,7 +64,8 @@ impl Entry {
     /// # Safety
     /// `at` is an entry of a ring.
     pub unsafe fn read(at: *const u8) -> Entry {
-        // SAFETY: the caller's.
+        // SAFETY: the entry is one of a ring that is mapped, and still the program's; the fields lie as in
+        // include/uapi/linux/io_uring.h.
         unsafe {
             Entry {
                 at,
@@ -130,7 +131,8 @@ impl Entry {
     /// The entry is still the program's to write, and mapped so.
     pub unsafe fn is_done(&self) {
         let at = self.at as *mut u8;
-        // SAFETY: the caller's.
+        // SAFETY: the entry is one of a ring that is mapped, and still the program's; the fields lie as in
+        // include/uapi/linux/io_uring.h.
         unsafe {
             at.write_volatile(op::NOP);
             (at.add(28) as *mut u32).write_volatile(0);
@@ -144,7 +146,8 @@ impl Entry {
     /// As [`Entry::is_done`].
     pub unsafe fn names(&self, instance: i32, member: i32) {
         let at = self.at as *mut u8;
-        // SAFETY: the caller's.
+        // SAFETY: the entry is one of a ring that is mapped, and still the program's; the fields lie as in
+        // include/uapi/linux/io_uring.h.
         unsafe {
             (at.add(4) as *mut i32).write_volatile(instance);
             (at.add(8) as *mut u64).write_volatile(member as u64);
@@ -167,7 +170,7 @@ impl Entry {
     /// Its pointers are as the kernel wants them.
     pub unsafe fn further(&self, used: impl FnMut(i32)) {
         if self.op == op::FILES_UPDATE {
-            // SAFETY: the caller's.
+            // SAFETY: the program says that so many numbers are there, as the kernel reads them.
             unsafe { fds_of(self.addr as *const i32, self.len as usize, used) }
         }
     }
@@ -180,7 +183,7 @@ pub unsafe fn fds_of(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
         return;
     }
     for i in 0..n.min(MOST) {
-        // SAFETY: the caller's.
+        // SAFETY: the program says that so many numbers are there, as the kernel reads them.
         used(unsafe { fds.add(i).read_unaligned() });
     }
 }
@@ -190,7 +193,7 @@ pub unsafe fn fds_of(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
 /// # Safety
 /// `arg` and `n` are what the operation wants.
 pub unsafe fn registered(op: u32, arg: *const u8, n: u32, used: impl FnMut(i32)) {
-    // SAFETY: the caller's; layouts of include/uapi/linux/io_uring.h.
+    // SAFETY: `arg` and `n` are the program's, as the operation wants them; layouts of include/uapi/linux/io_uring.h.
     unsafe {
         let list = |at: usize| (arg.add(at) as *const u64).read_unaligned() as *const i32;
         let count = |at: usize| (arg.add(at) as *const u32).read_unaligned() as usize;

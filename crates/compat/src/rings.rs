@@ -33,9 +33,9 @@ impl Params {
     /// # Safety
     /// A `struct io_uring_params` as the kernel has filled it.
     pub unsafe fn read(p: *const u8) -> Params {
-        // SAFETY: the caller's; 120 bytes.
+        // SAFETY: the kernel has filled the 120 bytes of the structure, in which `at` lies.
         let u = |at: usize| unsafe { (p.add(at) as *const u32).read_unaligned() };
-        // SAFETY: the caller's.
+        // SAFETY: the kernel has filled the 120 bytes of the structure, in which `at` lies.
         let q = |at: usize| unsafe { (p.add(at) as *const u64).read_unaligned() } as usize;
         Params {
             entries: u(0),

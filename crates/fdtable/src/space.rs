@@ -79,7 +79,7 @@ pub fn has_room(len: usize) -> bool {
 /// It is one, of `len` bytes.
 pub unsafe fn unmap(range: *mut u8, len: usize) {
     TAKEN.fetch_sub(len, Ordering::Relaxed);
-    // SAFETY: the caller's.
+    // SAFETY: the range is a mapping of ours, of `len` bytes, that at most threads that come late still reach.
     let _ = unsafe { sys::munmap(range, len) };
 }
 
@@ -88,7 +88,7 @@ pub unsafe fn unmap(range: *mut u8, len: usize) {
 /// # Safety
 /// As [`unmap`], but for threads that come late.
 pub unsafe fn retire(range: *mut u8, len: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the range is a mapping of ours, of `len` bytes, that at most threads that come late still reach.
     unsafe { blank(range, len) };
     let i = NEXT.fetch_add(1, Ordering::Relaxed) % WAITING;
     give_back(RANGES[i].swap(packed(range, len), Ordering::AcqRel));
@@ -100,7 +100,7 @@ pub unsafe fn retire(range: *mut u8, len: usize) {
 /// As [`retire`].
 pub unsafe fn retire_other(range: *mut u8, len: usize) {
     TAKEN.fetch_add(len, Ordering::Relaxed);
-    // SAFETY: the caller's.
+    // SAFETY: the range is a mapping of ours, of `len` bytes, that at most threads that come late still reach.
     unsafe { retire(range, len) };
 }
 
@@ -131,7 +131,7 @@ pub unsafe fn blank(range: *mut u8, len: usize) {
         if let Ok(fd) = sys::memfd_create(c"fastsocket-blank", libc::MFD_CLOEXEC) {
             let over = || {
                 sys::ftruncate(fd, len)?;
-                // SAFETY: the caller's.
+                // SAFETY: the range is a mapping of ours, of `len` bytes, that at most threads that come late still reach.
                 unsafe { sys::mmap_over(range, len, writable, libc::MAP_SHARED, fd) }
             };
             let done: sys::Result<*mut u8> = over();
@@ -142,9 +142,10 @@ pub unsafe fn blank(range: *mut u8, len: usize) {
         }
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: as above.
+    // SAFETY: the range is a mapping of ours, of `len` bytes, that at most threads that come late still reach.
     if unsafe { sys::mmap_over(range, len, writable, flags, -1) }.is_err() {
-        // SAFETY: as above. Rather a fault of a thread that comes late than memory that is others'.
+        // SAFETY: the range is a mapping of ours, of `len` bytes, that at most threads that come late still reach.
+        // Rather a fault of such a thread than memory that is others'.
         let _ = unsafe { sys::munmap(range, len) };
     }
 }

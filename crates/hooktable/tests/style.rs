@@ -159,20 +159,16 @@ fn private_words_do_not_come_back() {
 const DEFERRING_NOTES: &[(&str, usize)] = &[
     ("bpf", 1),
     ("cli", 1),
-    ("compat", 8),
     ("e2e", 3),
-    ("fdtable", 6),
-    ("lifecycle", 16),
     ("listeners", 1),
     ("migrate", 2),
     ("monitor", 7),
     ("rdma", 1),
     ("ring", 9),
-    ("runtime", 15),
-    ("shm", 3),
+    ("runtime", 1),
+    ("shm", 1),
     ("sys", 5),
     ("uaccess", 14),
-    ("zones", 3),
 ];
 
 /// Does the note begin with a reference to the caller, or to another note?

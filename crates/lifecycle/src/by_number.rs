@@ -84,7 +84,7 @@ pub fn bpf(command: c_ulong, attr: c_ulong, size: c_ulong) {
             (update.map, update.value, 1)
         }
         BPF_MAP_UPDATE_BATCH if size as usize >= size_of::<Batch>() => {
-            // SAFETY: as above.
+            // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
             let Ok(batch) = (unsafe { user::get(attr as *const Batch) }) else { return };
             (batch.map, batch.values, batch.count.min(BATCH))
         }
@@ -92,7 +92,8 @@ pub fn bpf(command: c_ulong, attr: c_ulong, size: c_ulong) {
     };
     let Some(stride) = size_of_sockets_value(map) else { return };
     for i in 0..u64::from(count) {
-        // SAFETY: as above. Of eight bytes the kernel takes the number only if it fits into four.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
+        // Of eight bytes the kernel takes the number only if it fits into four.
         if let Ok(fd) = unsafe { user::get(values.wrapping_add(i * stride) as *const i32) } {
             hand_over(fd);
         }
@@ -126,9 +127,10 @@ fn named_by(request: c_ulong, arg: c_ulong) {
         NBD_SET_SOCK => Ok(arg as i32),
         // SAFETY: an integer; the program's memory, or none.
         SIOCKCMATTACH | BTRFS_IOC_SEND => unsafe { user::get(arg as *const i32) },
-        // SAFETY: as above. Behind eight bytes of an identity and four of flags.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
+        // Behind eight bytes of an identity and four of flags.
         SECCOMP_IOCTL_NOTIF_ADDFD => unsafe { user::get((arg as *const i32).wrapping_add(3)) },
-        // SAFETY: as above.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         _ => unsafe { user::get((arg as *const i32).wrapping_add(1)) },
     };
     if let Ok(fd) = fd {
@@ -151,7 +153,7 @@ pub fn io_submit(n: c_ulong, list: c_ulong) {
     for i in 0..n.min(c_ulong::from(BATCH)) {
         // SAFETY: pointers, then integers; the program's memory, or none.
         let Ok(iocb) = (unsafe { user::get((list as *const *const Iocb).wrapping_add(i as usize)) }) else { return };
-        // SAFETY: as above.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         if let Ok(iocb) = unsafe { user::get(iocb) } {
             hand_over(iocb.fd);
         }

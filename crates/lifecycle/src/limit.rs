@@ -11,7 +11,7 @@ use fsocket_sys as sys;
 /// # Safety
 /// `new` is null or the program's.
 pub unsafe fn limiting(new: *const libc::rlimit64) {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     let Ok(Some(new)) = (unsafe { crate::user::get_if(new) }) else { return };
     if process::nonce() == 0 || new.rlim_cur == libc::RLIM64_INFINITY || !listen::any_exec_prepared() {
         return;

@@ -77,7 +77,8 @@ fn share_unused(d: &'static Desc) {
 /// `m` is null or a message.
 pub unsafe fn passing(m: *const libc::msghdr) -> Result<()> {
     let mut all = true;
-    // SAFETY: the caller's.
+    // SAFETY: `m` is null, or a message: the hook has looked at it, the kernel has filled it, or the program submits
+    // it.
     unsafe { each_descriptor(m, |fd| all &= passed(fd)) };
     if all {
         Ok(())
@@ -96,7 +97,8 @@ pub unsafe fn kept(m: *const libc::msghdr) {
             upgrade::tell(d, Passing::NotSent);
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: `m` is null, or a message: the hook has looked at it, the kernel has filled it, or the program submits
+    // it.
     unsafe { each_descriptor(m, kept) }
 }
 
@@ -111,7 +113,8 @@ pub unsafe fn arriving(m: *const libc::msghdr, peeked: bool) {
             upgrade::give_up(d);
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: `m` is null, or a message: the hook has looked at it, the kernel has filled it, or the program submits
+    // it.
     unsafe { each_descriptor(m, arrived) }
 }
 
@@ -126,7 +129,7 @@ pub fn arrived(fd: i32) {
 /// # Safety
 /// `m` is null or a message.
 unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
-    // SAFETY: the caller's.
+    // SAFETY: null, or a header: the hook has looked at it, the kernel has filled it, or the program submits it.
     let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
     // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
     unsafe {

@@ -29,7 +29,7 @@ const ENTER_REGISTERED: u32 = 1 << 4;
 /// # Safety
 /// `params` is the call's `struct io_uring_params`.
 pub unsafe fn made(fd: i32, params: *const u8) {
-    // SAFETY: the caller's.
+    // SAFETY: the kernel has filled the 120 bytes at `params`.
     let p = unsafe { rings::Params::read(params) };
     if p.flags & SETUP_SQPOLL != 0 || !rings::map(fd, &p) {
         rings::remember(fd, None);
@@ -74,7 +74,7 @@ pub fn submitting(q: &Queue, tail: u32) {
         unsafe { e.further(used) };
         if let Some(m) = e.message() {
             // (The entry is the kernel's: it cannot fail here. docs/limits.md.)
-            // SAFETY: as above.
+            // SAFETY: the entry is one of the program's that is about to be submitted, and names the message.
             let _ = unsafe { passing::passing(m) };
         }
         if let Some(ep) = e.instance().and_then(table::lookup) {
@@ -107,7 +107,7 @@ fn registered(e: &Entry) -> bool {
         }
         Outcome::Done(Err(Errno::EEXIST)) => {
             let Some((home, member)) = epoll::member(ed) else { return false };
-            // SAFETY: as above.
+            // SAFETY: the entry has not been submitted: it is still the program's to write.
             unsafe { e.names(home, member) };
             true
         }
@@ -123,7 +123,7 @@ fn registered(e: &Entry) -> bool {
 /// `arg` and `n` are what the operation wants.
 pub unsafe fn registering(op: u32, arg: *const u8, n: u32) {
     if !arg.is_null() && process::nonce() != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: `arg` and `n` are the program's for this operation, as io_uring_register(2) wants them.
         unsafe { entry::registered(op, arg, n, used) };
     }
 }
@@ -134,7 +134,7 @@ pub unsafe fn registering(op: u32, arg: *const u8, n: u32) {
 /// `fds` points to `n` numbers.
 pub unsafe fn named(fds: *const i32, n: u32) {
     if !fds.is_null() && process::nonce() != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: the program says that `n` numbers are at `fds`.
         unsafe { entry::fds_of(fds, n as usize, used) };
     }
 }

@@ -106,7 +106,8 @@ pub fn action(signal: i32, new: Option<&Action>) -> Option<Result<Action>> {
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's, as for any handler with SA_SIGINFO.
     let sent = unsafe { (*info).si_code } <= 0;
-    // SAFETY: as above.
+    // SAFETY: the kernel passes a handler with SA_SIGINFO the context of the thread, which is its own until it
+    // returns.
     if !sent && unsafe { resumed(&mut *(context as *mut libc::ucontext_t)) } {
         return;
     }

@@ -19,7 +19,7 @@ pub unsafe fn parse(p: *const libc::sockaddr, len: u32) -> Option<Addr> {
     if n < 16 {
         return None;
     }
-    // SAFETY: the caller's.
+    // SAFETY: `b` has room for `n` bytes; what is at `p` is the program's, or nothing is.
     unsafe { user::read(p as *const u8, b.as_mut_ptr(), n) }.ok()?;
     let mut a = Addr { family: u16::from_ne_bytes([b[0], b[1]]), ..Addr::default() };
     a.port = u16::from_be_bytes([b[2], b[3]]);
@@ -110,6 +110,6 @@ pub fn sockaddr(family: i32, ip: &[u8; 16], port: u16) -> ([u8; 28], usize) {
 /// Both are the program's, or nothing is there.
 pub unsafe fn give(ip: &[u8; 16], port: u16, family: u16, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let (b, n) = sockaddr(family as i32, ip, port);
-    // SAFETY: the caller's.
+    // SAFETY: what is at `out` and `len` is the program's, or nothing is; the copy returns EFAULT then.
     unsafe { user::give(&b[..n], out as *mut u8, len, n as u32) }
 }

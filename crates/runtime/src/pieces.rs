@@ -13,11 +13,11 @@ pub unsafe trait Zero: Sync {}
 
 // SAFETY: integers and pointers.
 unsafe impl Zero for core::sync::atomic::AtomicU16 {}
-// SAFETY: as above.
+// SAFETY: zero bytes are an integer, and a null pointer.
 unsafe impl Zero for core::sync::atomic::AtomicU32 {}
-// SAFETY: as above.
+// SAFETY: zero bytes are an integer, and a null pointer.
 unsafe impl Zero for core::sync::atomic::AtomicU64 {}
-// SAFETY: as above.
+// SAFETY: zero bytes are an integer, and a null pointer.
 unsafe impl<T> Zero for AtomicPtr<T> {}
 // SAFETY: each entry is.
 unsafe impl<T: Zero, const N: usize> Zero for [T; N] {}

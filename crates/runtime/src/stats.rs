@@ -46,7 +46,7 @@ pub fn fall_back(why: Reason) {
 /// `to` stays mapped for the life of the process.
 pub unsafe fn attach(to: *const Stats) {
     let old = stats();
-    // SAFETY: the caller's.
+    // SAFETY: the counters lie in an arena that stays mapped for the life of the process.
     let new = unsafe { &*to };
     for (a, b) in old.counter.iter().zip(&new.counter) {
         b.fetch_add(a.swap(0, Ordering::Relaxed), Ordering::Relaxed);

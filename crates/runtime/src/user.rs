@@ -13,7 +13,7 @@ use fsocket_uaccess as uaccess;
 #[inline]
 pub unsafe fn get<T: Copy>(p: *const T) -> Result<T> {
     let mut v = MaybeUninit::<T>::uninit();
-    // SAFETY: the caller's; then every byte of `v` is written.
+    // SAFETY: any bytes are a `T`; what is at `p` is the program's, or nothing is; then every byte of `v` is written.
     unsafe {
         read(p as *const u8, v.as_mut_ptr() as *mut u8, size_of::<T>())?;
         Ok(v.assume_init())
@@ -28,7 +28,7 @@ pub unsafe fn get<T: Copy>(p: *const T) -> Result<T> {
 pub unsafe fn get_if<T: Copy>(p: *const T) -> Result<Option<T>> {
     match p.is_null() {
         true => Ok(None),
-        // SAFETY: the caller's.
+        // SAFETY: any bytes are a `T`; what is at `p` is the program's, or nothing is.
         false => unsafe { get(p) }.map(Some),
     }
 }
@@ -39,7 +39,7 @@ pub unsafe fn get_if<T: Copy>(p: *const T) -> Result<Option<T>> {
 /// If there is memory at `p` it is the program's.
 #[inline]
 pub unsafe fn put<T: Copy>(p: *mut T, v: T) -> Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: `v` has that many bytes; what is at `p` is the program's, or nothing is.
     unsafe { write(&raw const v as *const u8, p as *mut u8, size_of::<T>()) }
 }
 
@@ -49,7 +49,7 @@ pub unsafe fn put<T: Copy>(p: *mut T, v: T) -> Result<()> {
 /// As [`get`]; `dst` has room for them.
 #[inline]
 pub unsafe fn read(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: one of the two is ours and has `n` bytes; the other is the program's, or nothing is there.
     unsafe { copied(src, dst, n) }
 }
 
@@ -59,14 +59,15 @@ pub unsafe fn read(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
 /// As [`put`]; `src` has them.
 #[inline]
 pub unsafe fn write(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: one of the two is ours and has `n` bytes; the other is the program's, or nothing is there.
     unsafe { copied(src, dst, n) }
 }
 
 #[inline]
 unsafe fn copied(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
     faults::are_handled();
-    // SAFETY: the caller's.
+    // SAFETY: one of the two is ours and has `n` bytes; a fault at the other one ends the copy, as handlers are there
+    // now.
     match n == 0 || unsafe { uaccess::copy(src, dst, n) } {
         true => Ok(()),
         false => Err(Errno::EFAULT),
@@ -116,7 +117,7 @@ pub fn are_strings(list: *const *const c_char) -> bool {
 /// # Safety
 /// Both are the program's, or nothing is there.
 pub unsafe fn give(b: &[u8], out: *mut u8, len: *mut u32, says: u32) -> Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: what is at the program's addresses is its own, or nothing is.
     unsafe {
         let room = get(len)?;
         if (room as i32) < 0 {

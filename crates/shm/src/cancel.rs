@@ -55,7 +55,7 @@ pub fn be_careful() {
 /// `thread` is a thread's handle.
 pub unsafe fn tid_of(thread: libc::pthread_t) -> u32 {
     let mut clock = 0;
-    // SAFETY: the caller's.
+    // SAFETY: `thread` is the handle of a thread that has not been joined.
     match unsafe { pthread_getcpuclockid(thread, &mut clock) } {
         // The number is in the upper bits, inverted (posix-timers_types.h).
         0 => !(clock >> 3) as u32,

@@ -54,7 +54,7 @@ pub fn map_first(fd: i32) -> Option<*mut u8> {
 /// # Safety
 /// [`map_first`] has returned it, and nobody has seen it.
 pub unsafe fn unmap_first(base: *mut u8) {
-    // SAFETY: the caller's.
+    // SAFETY: `map_first` has mapped that many bytes there, and nobody has seen them.
     unsafe { space::unmap(base, length(0)) };
 }
 

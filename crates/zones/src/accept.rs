@@ -62,14 +62,14 @@ impl Peer {
         let mut own = PeerAddress::new();
         // SAFETY: whoever made this vouches for the two pointers.
         let (addr, len) = unsafe { own.or(self.addr, self.len) };
-        // SAFETY: as above, or ours.
+        // SAFETY: null, the program's as accept4(2) wants them, or room of ours; the kernel checks.
         let r = unsafe { sys::accept4(fd, addr as *mut u8, len, self.flags) };
         if matches!(r, Err(e) if matches!(e.raw(), libc::EMFILE | libc::ENFILE)) {
             SCARCE.store(true, Ordering::Relaxed);
         }
         let n = r?;
         pool::kernel_allocated(n);
-        // SAFETY: as above, as the kernel has filled it.
+        // SAFETY: as the kernel has filled them.
         unsafe { (crate::upcalls::upcalls().accepted)(n, addr, len) };
         Ok(n)
     }

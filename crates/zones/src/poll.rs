@@ -100,7 +100,7 @@ pub unsafe fn poll(
             true => Some(0),
             false => balance::cut(deadline.left()),
         };
-        // SAFETY: the caller's mask.
+        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
         if let Err(e) = unsafe { wait::sleep(&mut all[..used], None, left, mask) } {
             return Some(Err(e));
         }

@@ -64,7 +64,7 @@ impl Actions<'_> {
     /// `actions` is null, or what `posix_spawn_file_actions_init` has made; in a libc whose
     /// actions are [`as_we_know_them`].
     pub unsafe fn of<'a>(actions: *const c_void) -> Actions<'a> {
-        // SAFETY: the caller's.
+        // SAFETY: null, or what libc has made, with a head as declared here (`as_we_know_them`).
         let Some(head) = (unsafe { (actions as *const Head).as_ref() }) else { return Actions::NONE };
         if head.used <= 0 || head.used > head.allocated || head.list.is_null() {
             return Actions::NONE;
