@@ -1,15 +1,17 @@
 //! Bytes in and out.
 
 use super::answer::{failed, gone, guarded, interrupted, Answer};
-use fsocket_lifecycle::table::{self, Desc, Kind};
+use fsocket_lifecycle::table::{self, Desc};
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{lengths, msg as ops_msg, opts, pool, sendfile as ops_sendfile, stream, user, Errno};
+use fsocket_lifecycle::{lengths, msg as ops_msg, opts, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
 
 mod to_kernel;
+mod twins;
 
 pub use messages::{recvmmsg, recvmsg, sendmmsg, sendmsg};
 pub use to_kernel::{aio_to_kernel, to_kernel};
+pub use twins::{__read_chk, __recv_chk, __recvfrom_chk, preadv2, preadv64v2, pwritev2, pwritev64v2};
 
 #[inline(always)]
 fn conn(fd: c_int) -> Option<&'static Desc> {
@@ -77,11 +79,6 @@ unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
     }
     // SAFETY: all `n` vectors are readable.
     receives((0..n).map(|i| unsafe { (*iov.add(i)).iov_len }).fold(0, size_t::saturating_add), flags)
-}
-
-/// A connection of ours, one that may become one, or one that was just closed.
-fn candidate(fd: c_int) -> bool {
-    pool::holds(fd) || table::lookup(fd).is_some_and(|d| matches!(d.kind(), Kind::Shm | Kind::Kernel))
 }
 
 /// A send: the fast path bare, the rest guarded and out of its way. What is not done here is
@@ -358,61 +355,6 @@ fn named(addr: *const u8, len: socklen_t, flags: c_int) -> Result<(), Errno> {
         _ => Ok(()),
     }
 }
-
-// The FORTIFY twins check the size of the destination, then do the same. When
-// the check fails libc's own function ends the program, as it should.
-
-pub unsafe fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t {
-    match candidate(fd) {
-        // SAFETY: `cap` is at least `n`: the arguments are those of `read`.
-        true if n <= cap => unsafe { read(fd, buf, n) },
-        _ => real!(__read_chk(fd, buf, n, cap)),
-    }
-}
-
-pub unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int) -> ssize_t {
-    match candidate(fd) {
-        // SAFETY: `cap` is at least `n`: the arguments are those of `recv`.
-        true if n <= cap => unsafe { recv(fd, buf, n, flags) },
-        _ => real!(__recv_chk(fd, buf, n, cap, flags)),
-    }
-}
-
-pub unsafe fn __recvfrom_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    n: size_t,
-    cap: size_t,
-    flags: c_int,
-    addr: *mut sockaddr,
-    len: *mut socklen_t,
-) -> ssize_t {
-    match candidate(fd) {
-        // SAFETY: `cap` is at least `n`: the arguments are those of `recvfrom`.
-        true if n <= cap => unsafe { recvfrom(fd, buf, n, flags, addr, len) },
-        _ => real!(__recvfrom_chk(fd, buf, n, cap, flags, addr, len)),
-    }
-}
-
-/// Of several buffers, at an offset: -1 is the place where the descriptor is, which a connection has none of.
-macro_rules! vectors_at {
-    ($name:ident, $ours:ident) => {
-        pub unsafe fn $name(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-            upgrade::give_up_fd(fd);
-            match conn(fd) {
-                // SAFETY: the program says that `n` vectors are at `iov`; they are checked before they are read.
-                Some(d) if off == -1 => guarded(|| unsafe { ops_msg::$ours(d, iov, n as usize, flags) }.answer()),
-                // The placeholder has the right error.
-                None if gone(fd) => -1,
-                _ => real!($name(fd, iov, n, off, flags)),
-            }
-        }
-    };
-}
-vectors_at!(preadv2, readv);
-vectors_at!(pwritev2, writev);
-vectors_at!(preadv64v2, readv);
-vectors_at!(pwritev64v2, writev);
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {

@@ -97,8 +97,7 @@ unsafe fn wait_in(
         ep.hear_of_offers();
         ep.plain.fetch_add(1, Ordering::SeqCst);
         let r = if ep.is_plain() {
-            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-            // readable.
+            // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
             unsafe { out.plain(ep, timeout_ns, start, mask) }
         } else {
             Ok(Spoke::Own)
@@ -136,8 +135,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     loop {
         ctl::poll();
         watch::look_if_asked();
-        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-        // readable.
+        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
         let peer = match unsafe { look(ep, &mut out, timeout_ns, mask, &mut since) }? {
             Look::Again => continue,
             Look::Found => return Ok(out.n),
@@ -158,8 +156,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
         if !mask.is_null() {
             held.get_or_insert_with(Held::all);
         }
-        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-        // readable.
+        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
         unsafe { sleep(ep, &mut out, (deadline, &mut unarmed, &mut since), mask) }?;
         slept = true;
         if out.n > 0 {
@@ -203,8 +200,7 @@ unsafe fn look(
     };
     let first = core::mem::take(&mut g.crowded) && out.n == 0;
     if first {
-        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-        // readable.
+        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
         let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
         out.from_kernel = out.n;
         (g.turns, g.last_kernel) = (0, cpu::ticks());
@@ -230,8 +226,7 @@ unsafe fn look(
         settle(ep);
         if out.n > 0 && !out.full() {
             // What has just become the kernel's is reported with the rest.
-            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-            // readable.
+            // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
             let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
         }
         return Ok(if out.n > 0 { Look::Found } else { Look::Again });
@@ -243,8 +238,7 @@ unsafe fn look(
     if (out.n == 0 && ask) || (due && !first && speaks(ep, &g)) {
         (g.turns, g.last_kernel, g.crowded) = (0, now, out.full());
         let (nothing, before) = (out.n == 0, out.n);
-        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-        // readable.
+        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
         let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
         g.kernel_busy = out.n > before;
         if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
@@ -374,8 +368,7 @@ unsafe fn sleep(
         let limit = balance::cut(crate::unjoined::cut(chan::cut(limit)));
         let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(limit));
         let t0 = cpu::ticks();
-        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-        // readable.
+        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
         let r = unsafe { out.kernel(ep, limit, mask, false) };
         *since = Some(t0);
         if ep.zoned.load(Ordering::Relaxed) {

@@ -22,11 +22,9 @@ const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MIGRATING | flag::DRAIN
 /// `buf` is the program's for `len` bytes; it need not be there.
 #[inline(always)]
 pub unsafe fn recv(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel, reach
-    // them.
+    // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
     match unsafe { recv_fast(d, buf, len, flags) } {
-        // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel,
-        // reach them.
+        // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
         0 => unsafe { recv_slow(d, buf, len, flags) },
         // SAFETY: the `len - n` bytes behind those that are filled belong to the program's buffer.
         n if n < len && left_rings(d) => Ok(n + unsafe { rest(d, buf.wrapping_add(n), len - n, flags) }),
@@ -49,8 +47,7 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
         // A receive ends before urgent data; begun there it would go over them. And one that
         // has something to return leaves an error to the next.
         Some(Ok(fd)) if at_mark(fd) || in_kernel(fd) == 0 => 0,
-        // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel,
-        // reach them.
+        // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
         Some(Ok(fd)) => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
         _ => 0,
     }
@@ -111,8 +108,7 @@ unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> u
     let _hold = Hold::on(d);
     match path_taken(d, flags) {
         Some(Ok(fd)) if d.is_conn() && in_kernel(fd) > 0 => {
-            // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel,
-            // reach them.
+            // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
             unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0)
         }
         _ => 0,
@@ -133,8 +129,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
         return 0;
     }
-    // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel, reach
-    // them. The token is held.
+    // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them. The token is held.
     // What is wrong with the peer is found again, and dealt with, by the slow path.
     let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
     if token::owned(h) {
@@ -216,8 +211,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let len = lengths::buffer(buf, len)?;
     if flags & libc::MSG_OOB != 0 {
         return match path_taken(d, flags) {
-            // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel,
-            // reach them.
+            // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
             Some(fd) => fd.and_then(|fd| unsafe { sys::recv(fd, buf, len, flags) }),
             // Nobody has sent any, or the path would have been switched.
             None => Err(Errno::EINVAL),
@@ -239,8 +233,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         _ => 1,
     };
     let (mut waits, mut hold) = (Wait::default(), None);
-    // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel, reach
-    // them.
+    // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
     let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
     let mut done = 0;
     loop {
@@ -379,8 +372,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
 /// As [`recv`].
 #[cold]
 unsafe fn restart_on_fd(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the program says that `len` bytes fit at `buf`; only copies that return EFAULT, and the kernel, reach
-    // them.
+    // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
     unsafe {
         restart::restart_on_fd(
             fd,

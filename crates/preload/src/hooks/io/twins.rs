@@ -1,0 +1,67 @@
+//! Twins of `read`, `recv` and the calls with vectors: with the size of the destination, or an offset.
+
+use super::super::answer::{gone, guarded, Answer};
+use super::{conn, read, recv, recvfrom};
+use fsocket_lifecycle::table::{self, Kind};
+use fsocket_lifecycle::{msg as ops_msg, pool, upgrade};
+use libc::*;
+
+/// A connection of ours, one that may become one, or one that was just closed.
+fn candidate(fd: c_int) -> bool {
+    pool::holds(fd) || table::lookup(fd).is_some_and(|d| matches!(d.kind(), Kind::Shm | Kind::Kernel))
+}
+
+// The FORTIFY twins check the size of the destination, then do the same. When
+// the check fails libc's own function ends the program, as it should.
+
+pub unsafe fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t {
+    match candidate(fd) {
+        // SAFETY: `cap` is at least `n`: the arguments are those of `read`.
+        true if n <= cap => unsafe { read(fd, buf, n) },
+        _ => real!(__read_chk(fd, buf, n, cap)),
+    }
+}
+
+pub unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int) -> ssize_t {
+    match candidate(fd) {
+        // SAFETY: `cap` is at least `n`: the arguments are those of `recv`.
+        true if n <= cap => unsafe { recv(fd, buf, n, flags) },
+        _ => real!(__recv_chk(fd, buf, n, cap, flags)),
+    }
+}
+
+pub unsafe fn __recvfrom_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    cap: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    match candidate(fd) {
+        // SAFETY: `cap` is at least `n`: the arguments are those of `recvfrom`.
+        true if n <= cap => unsafe { recvfrom(fd, buf, n, flags, addr, len) },
+        _ => real!(__recvfrom_chk(fd, buf, n, cap, flags, addr, len)),
+    }
+}
+
+/// Of several buffers, at an offset: -1 is the place where the descriptor is, which a connection has none of.
+macro_rules! vectors_at {
+    ($name:ident, $ours:ident) => {
+        pub unsafe fn $name(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+            upgrade::give_up_fd(fd);
+            match conn(fd) {
+                // SAFETY: the program says that `n` vectors are at `iov`; they are checked before they are read.
+                Some(d) if off == -1 => guarded(|| unsafe { ops_msg::$ours(d, iov, n as usize, flags) }.answer()),
+                // The placeholder has the right error.
+                None if gone(fd) => -1,
+                _ => real!($name(fd, iov, n, off, flags)),
+            }
+        }
+    };
+}
+vectors_at!(preadv2, readv);
+vectors_at!(pwritev2, writev);
+vectors_at!(preadv64v2, readv);
+vectors_at!(pwritev64v2, writev);
