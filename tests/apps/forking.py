@@ -1,17 +1,15 @@
 """A server that forks for each connection, and its client.
 
-forking.py serve PORT [FROM [HOW]]: serves until it is killed; a child ends with its connection. The parent passes those
-                                   from number FROM on, in messages that nobody receives. HOW the child waits: `blocking`,
-                                   or in an epoll instance (`epoll`), in a duplicate of it (`dup`), in an instance
-                                   that watches it (`nested`), by one-shot registrations (`oneshot`), by edges (`edge`), with
-                                   two threads that take turns (`threads`), or forked once more (`fork`).
+forking.py serve PORT [HOW]:       serves until it is killed; a child ends with its connection. HOW the child waits:
+                                   `blocking`, or in an epoll instance (`epoll`), in a duplicate of it (`dup`), in an
+                                   instance that watches it (`nested`), by one-shot registrations (`oneshot`), by edges
+                                   (`edge`), with two threads that take turns (`threads`), or forked once more (`fork`).
 forking.py inetd PORT:             the same, but a child has the connection as its standard input and output, and
                                    executes cat.
 forking.py ask PORT N REQUESTS:    N connections, one after the other, each with so many requests. Prints "ok".
 forking.py together PORT N REQUESTS: the same, all open at once.
 """
 import contextlib
-import itertools
 import os
 import select
 import signal
@@ -83,10 +81,9 @@ def inetd(port):
         conn.close()
 
 
-def serve(port, passes_from=1 << 30, how="blocking"):
+def serve(port, how="blocking"):
     listener = listen(port)
-    passed, _never_read = socket.socketpair()
-    for number in itertools.count():
+    while True:
         conn, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
@@ -96,8 +93,6 @@ def serve(port, passes_from=1 << 30, how="blocking"):
                 conn.sendall(data)
             conn.shutdown(socket.SHUT_WR)
             os._exit(0)
-        if number >= passes_from:
-            socket.send_fds(passed, [b"x"], [conn.fileno()])
         conn.close()
 
 

@@ -294,8 +294,8 @@ def measured(label, cls, turns):
     for t in ours:
         for name, n in t["path"].items():
             path[name] = path.get(name, 0) + n
-    # (Connections that the server had rather have begin in the kernel are where they belong.)
-    meant = path.get("fallback.short_lived", 0)
+    # (Connections to a server that has seen that they are too short are where they belong.)
+    meant = path.get("fallback.no_listener", 0) if path.get("fallback.short_lived") else 0
     shm, kernel = path.get("connect_shm", 0) + meant, path.get("connect_kernel", 0) - meant
     return {
         "row": label, "stock": rate(stock), "ours": rate(ours), "ratio": rate(ours) / rate(stock), "low": ratios[0], "high": ratios[-1],

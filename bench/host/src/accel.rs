@@ -66,9 +66,11 @@ impl Accel {
                 let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
                 value(&after).saturating_sub(value(before))
             };
-            // (One in 2 s of a program that gives up the right to new privileges, such as haproxy; those that
-            // do not pay.)
-            let meant = grown("fallback.kernel_first") + grown("fallback.short_lived");
+            // (One in 2 s of a program that gives up the right to new privileges, such as haproxy; all after the server
+            // has seen that connections are too short to pay.)
+            let short = grown("fallback.short_lived");
+            let unlisted = if short > 0 { grown("fallback.no_listener") } else { 0 };
+            let meant = grown("fallback.kernel_first") + short + unlisted;
             let kernel = grown("connect_kernel").saturating_sub(meant);
             if kernel > 0 {
                 let reasons: Vec<String> =

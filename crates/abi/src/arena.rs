@@ -11,11 +11,11 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
 /// Sockets per arena.
 pub const SOCKS: usize = 65536;
 pub const STATS_OFF: usize = 4096;
-/// What the fork group learns of its connections; the library's alone (`fsocket_runtime::brief`).
-pub const BRIEF_OFF: usize = STATS_OFF + 1024;
-pub const BRIEF_SIZE: usize = SOCK_OFF - BRIEF_OFF;
+/// What the fork group learns of its connections; the library's alone (`fsocket_listeners::short_lived`).
+pub const LEARNED_OFF: usize = STATS_OFF + 1024;
+pub const LEARNED_SIZE: usize = SOCK_OFF - LEARNED_OFF;
 pub const SOCK_OFF: usize = 8192;
-const _: () = assert!(core::mem::size_of::<Stats>() <= BRIEF_OFF - STATS_OFF);
+const _: () = assert!(core::mem::size_of::<Stats>() <= LEARNED_OFF - STATS_OFF);
 /// Accepts by zone.
 pub const ZONE_OFF: usize = SOCK_OFF + SOCKS * core::mem::size_of::<Sock>();
 /// Zones that are told apart; CPUs beyond share with lower ones.
@@ -215,7 +215,7 @@ counters! {
         when "no process with the library accepted the connection for a second, or its listener was handed to a program without the library: it went into the kernel's queue, as new ones do until a process with the library has emptied that",
     /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.
     FbShortLived = "fallback.short_lived" reason ShortLived
-        when "a server that forks for each connection, of which most ended after fewer than some 16 requests: new ones begin in the kernel, where they cost less, and go over when they last (`path_upgrade`)",
+        when "a listener of a server that forks for each connection, of which most ended after fewer than some 12 requests: it is the kernel's from then on, where they cost less",
     /// Fallback: a monitor is there, but takes longer than a program waits for it.
     FbMonitorBusy = "fallback.monitor_busy" reason MonitorBusy
         when "a monitor is there, but did not take the connection to it or answer within 250 ms in all: it is stopped, or has too much to do",

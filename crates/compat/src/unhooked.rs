@@ -90,7 +90,6 @@ fn was_there(fd: i32) -> bool {
 
 /// A number is free again, or something else.
 pub fn closed(fd: i32) {
-    making::forget_later(fd);
     for known in [&THERE, &NO_RING, &INHERITED_NO_RING] {
         if known.load(Ordering::Relaxed) & bit(fd) != 0 {
             known.fetch_and(!bit(fd), Ordering::Relaxed);
@@ -117,7 +116,7 @@ const MOMENTS: u32 = 5;
 
 /// Is it neither the program's, as far as we know, nor our own?
 fn is_unknown(fd: i32) -> bool {
-    fd != ctl::fd() && table::lookup(fd).is_none() && !process::owns(fd) && !making::is_later(fd)
+    fd != ctl::fd() && table::lookup(fd).is_none() && !process::owns(fd)
 }
 
 /// Tells an instance from other descriptors: removing a descriptor from it that can be polled and lies in no

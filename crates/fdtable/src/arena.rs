@@ -96,6 +96,7 @@ pub fn unlock_after_fork() {
 }
 
 /// In a forked child: no arena of its own yet.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
     FAILED.store(0, Ordering::Relaxed);

@@ -67,8 +67,6 @@ fn lost() {
     if sealed {
         return; // everything is gone already
     }
-    epoll::later::settle();
-    listen::settle();
     // No new connection goes where memory is about to go.
     process::disable();
     upgrade::give_up_all();

@@ -92,16 +92,9 @@ impl Plan {
     }
 }
 
-/// Finishes the operations that are under way.
-fn settle() {
-    epoll::later::settle();
-    crate::listen::settle();
-    crate::upgrade::give_up_all();
-}
-
 #[inline(never)]
 fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
-    settle();
+    crate::upgrade::give_up_all();
     let to = spawn.unwrap_or(&Actions::NONE);
     let inherits = || descs().any(|d| inheritable(d, to)) || zone::successor::any(|fd| fd_survives(fd, &Actions::NONE));
     let plan = Plan::of(start, hidden, inherits, spawn.is_none());
@@ -132,7 +125,7 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
 
 /// [`prepare`] for a child in this process's memory, which has found out what the program is.
 fn prepare_for_child(to: &Actions, loads: bool) -> Next {
-    settle();
+    crate::upgrade::give_up_all();
     let mut next = Next { successor: None, inject: false, reservations: false, hidden: false };
     let any = descs().any(|d| inheritable(d, to));
     if any || descs().any(|d| hands_over_zones(d, to)) {

@@ -30,9 +30,9 @@ pub mod uring;
 
 pub use fsocket_compat::{rings, unhooked};
 pub use fsocket_fdtable::{arena, ctl, pool, pristine, socks, space, table, upcalls};
-pub use fsocket_listeners::{claim, establish, in_use, listen, route};
+pub use fsocket_listeners::{claim, establish, in_use, listen, route, short_lived};
 pub use fsocket_migrate::{path, upgrade};
-pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};
+pub use fsocket_ops::{accept, close, connect, names, opts, slice};
 pub use fsocket_readiness::{epoll, poll, ready};
 pub use fsocket_runtime::identity;
 pub use fsocket_runtime::{

@@ -65,6 +65,9 @@ pub const CHILD_AFTER: [fn(); 14] = [
     asleep::become_child,
 ];
 
+/// In a process that has nothing of ours left, before it forks: what a child would have to give back.
+pub const AT_REST: [fn(); 4] = [peers::become_child, waker::become_child, identity::become_child, drop_placeholders];
+
 fn drop_placeholders() {
     let _ = pool::drain();
 }

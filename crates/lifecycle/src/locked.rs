@@ -1,9 +1,7 @@
 //! The program locks its memory (`mlockall`). Channels, arena and tables are larger than what is used of them: locked,
 //! all of it would be memory, and count for RLIMIT_MEMLOCK.
 
-use crate::{
-    channels, epoll, exec, limit, listen, path, pool, process, registry, room, socks, space, stats, table, upgrade,
-};
+use crate::{channels, exec, limit, listen, path, pool, process, registry, room, socks, space, stats, table, upgrade};
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
@@ -36,8 +34,6 @@ pub fn unlocked() {
 
 fn leave(alone: bool) {
     let was_enabled = process::enabled();
-    epoll::later::settle();
-    listen::settle();
     process::disable();
     if listen::any() {
         path::give_up_all();

@@ -10,8 +10,6 @@ pub fn enter() {
     if process::nonce() == 0 || !sealed::seal() {
         return;
     }
-    epoll::later::settle();
-    listen::settle();
     process::disable();
     // This process's share: processes of the fork group that hold the listener go on.
     if listen::any() {

@@ -95,7 +95,6 @@ pub fn submitting(q: &Queue, tail: u32) {
 /// left to the kernel, which finds the same once the descriptor is the kernel's.
 fn registered(e: &Entry) -> bool {
     let Some((ep, op, fd, event)) = e.epoll_ctl() else { return false };
-    epoll::later::used(ep);
     let Some(ed) = table::lookup(ep).filter(|d| d.kind() == Kind::Epoll) else { return false };
     let Some(d) = table::lookup(fd) else { return false };
     // SAFETY: the kernel would read the event as well.
@@ -159,7 +158,7 @@ pub fn used(fd: i32) {
 }
 
 fn leave_listener(d: &'static Desc) {
-    let zoned = zone::leave(d);
+    let zoned = zone::leave(d, Reason::ZoneUnseen);
     if d.kind() == Kind::Listener {
         path::abandon(d, Reason::Uring);
     } else if zoned {

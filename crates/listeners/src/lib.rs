@@ -7,6 +7,7 @@ pub mod establish;
 pub mod in_use;
 pub mod listen;
 pub mod route;
+pub mod short_lived;
 
 use fsocket_compat::unhooked;
 use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};

@@ -19,10 +19,7 @@ use fsocket_sync::arrivals::Arrivals;
 use fsocket_sys::{self as sys, Errno};
 
 mod crowd;
-mod inherited;
 mod queues;
-
-pub use inherited::{become_silent_child, is_deferred};
 
 /// Listeners per process.
 pub const MAX: usize = 1024;
@@ -260,13 +257,9 @@ fn ended(d: &Desc, for_all: bool) {
         // With an answer: what waits in our queues is reset when `close` returns. A forked child that has no
         // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
         // Nor does one that reads messages of the monitor (`give_up`).
-        let shown = !inherited::is_unshown();
-        if for_all && !shown {
-            show_inherited();
-        }
         let waits = for_all || l.is_worker() || !l.inherited.load(Ordering::Relaxed);
         let answered = waits && ctl::request(m, None).is_ok();
-        if !answered && (shown || waits) {
+        if !answered {
             ctl::tell(m, None);
         }
         if waits && !answered {
@@ -290,7 +283,6 @@ pub fn any_exec_prepared() -> bool {
 
 /// `how`: of [`fsocket_proto::unpublish`]. True: done, and no connection comes to its queues from here on.
 pub fn unpublish_id(id: u64, how: Unpublishing) -> bool {
-    show_inherited();
     let m = request::Unpublish { listener: id, how };
     let desc = used().find(|l| l.id.load(Ordering::Acquire) == id).and_then(Listener::desc);
     id != 0 && ctl::request(m, desc.and_then(crate::table::fd_of)).is_ok()
@@ -311,7 +303,6 @@ pub fn any() -> bool {
 /// In a forked child: registered nowhere yet.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
-    inherited::no_longer_deferred();
     crate::zone::become_child();
     crowd::become_child();
     for l in used() {
@@ -320,43 +311,6 @@ pub fn become_child() {
         l.inherited.store(true, Ordering::Relaxed);
         l.arrivals.become_child();
         l.addr.reset_after_fork();
-    }
-}
-
-/// They are to be used, or looked at.
-#[inline]
-pub fn settle() {
-    if is_deferred() {
-        settle_all();
-    }
-}
-
-#[cold]
-fn settle_all() {
-    become_child();
-    let held = Those::new();
-    crate::table::all().filter_map(of).for_each(|l| held.set(place_of(l) as i32, true));
-    for l in used().filter(|l| !held.has(place_of(l) as i32)) {
-        l.drop_places(|_| true);
-        l.n.store(0, Ordering::Relaxed);
-        l.id.store(0, Ordering::Release);
-    }
-}
-
-/// A child of which the monitor has not heard is to use its listeners: it says that it has them.
-#[inline]
-fn show_inherited() {
-    if inherited::is_unshown() {
-        show_all();
-    }
-}
-
-#[cold]
-fn show_all() {
-    settle();
-    ctl::wanted();
-    if !ctl::dead() && inherited::show() {
-        announce_again();
     }
 }
 
@@ -471,7 +425,6 @@ impl Listener {
 
     /// The same with the number that it had under another monitor, plus one; 0: any.
     fn join_as(&self, before: u32, leaves: bool) {
-        show_inherited();
         if self.is_worker() {
             return;
         }

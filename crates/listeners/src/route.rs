@@ -150,7 +150,6 @@ pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
     cache::put(&r);
     match r.refused {
         Some(why) => Err(why),
-        None if r.n == 0 => Err(Reason::ShortLived),
         None => r.chans[..r.n].first().and_then(channel).ok_or(Reason::NoListener),
     }
 }
@@ -170,11 +169,8 @@ fn known(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Option<Result<&'stat
         if (now.touched, now.listeners) != (r.basis.touched, r.basis.listeners) {
             return None;
         }
-        (r.basis.generation, r.basis.is_brief) = (now.generation, now.is_brief);
+        r.basis.generation = now.generation;
         cache::put(&r);
-    }
-    if r.basis.is_brief && what != For::Upgrade {
-        return Some(Err(Reason::ShortLived));
     }
     if let (For::New, Some(proved_for)) = (what, r.basis.proved_for) {
         if identity_of(fd) != Some(proved_for) {
@@ -204,11 +200,6 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Rea
         refused: None,
         basis: Basis { asked: sys::cpu::ticks(), ..basis },
     };
-    if basis.is_brief && what != For::Upgrade {
-        // Nobody is asked for a channel that may never be used.
-        r.basis.closings = registry::closings(dst.port);
-        return Ok(r);
-    }
     let identity = what.identity(fd);
     // SO_REUSEPORT siblings: the monitor hands them out in turn.
     for _ in 0..count.min(FAN) * 2 {
@@ -443,9 +434,8 @@ fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Reason> {
             let touched = volatile(&reg.touched);
             core::sync::atomic::fence(Ordering::Acquire);
             if reg.generation.load(Ordering::Relaxed) == generation {
-                let Best { count, listeners, brief } = r?;
-                let is_brief = brief == count;
-                let basis = Basis { generation, touched, listeners, is_brief, ..Basis::default() };
+                let Best { count, listeners } = r?;
+                let basis = Basis { generation, touched, listeners, ..Basis::default() };
                 return Ok(Matching { count, basis });
             }
         }

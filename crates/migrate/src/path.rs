@@ -33,13 +33,12 @@ pub use settle::{apply_options, close_draining, gone, Beside};
 
 use crate::table::{self, Desc};
 use crate::upcalls::watcher;
-use crate::{conn, process, stats, token};
+use crate::{conn, process, short_lived, stats, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, Counter, Half, Reason};
 use fsocket_abi::channel::{status, RING_CAP};
 use fsocket_proto::switch::act;
 use fsocket_ring as ring;
-use fsocket_runtime::brief;
 use fsocket_sync::doorbell::FUTEX_BIT;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -64,7 +63,7 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     // All stop before any of them looks at what is left to read: both ends of a
     // connection may be among them.
     for (d, e) in conns().zip(&mut ends) {
-        brief::at_end();
+        short_lived::leaves(d, false);
         *e = start(d, pair::make);
     }
     sys::heavy_fence();

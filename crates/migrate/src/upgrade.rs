@@ -24,26 +24,21 @@ use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::values::Passing;
 use fsocket_proto::{request, Addr};
-use fsocket_runtime::brief;
-use fsocket_runtime::making;
 use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
 
 mod calls;
-mod handed;
 mod offer;
 mod passed;
 mod rest;
 mod worth;
 
 pub use calls::init;
-pub use handed::{can_be_handed_down, closed, hand_down, handed_down};
 pub use offer::{answer, asked, epoch};
 pub use passed::{let_go, received, sent, tell};
 pub use worth::ended;
 
 use calls::{at_once, begin, is_on, is_too_often, missed, wanted, CALLS, OFFERED};
-use handed::is_mine_alone;
 use offer::{key, open};
 use passed::{forbid, is_passed};
 use rest::{at_rest, is_here, lingers, own_of, peer_of, usual};
@@ -177,7 +172,6 @@ pub fn is_candidate(fd: i32) -> bool {
 pub fn enter(fd: i32, call: Call) -> Entered {
     match table::lookup(fd) {
         Some(d) if d.kind() == Kind::Kernel => {
-            brief::turn();
             if d.kernel().stays() {
                 return Entered::Kernel(None);
             }
@@ -238,7 +232,6 @@ fn weight(d: &Desc, call: Call) -> u32 {
 
 /// It is used in a way that the kernel alone can do, or by another process as well.
 pub fn give_up(d: &Desc) {
-    d.kernel().set_ticket(0);
     tell(d, Passing::Shared);
     forbid(d);
 }
@@ -260,7 +253,6 @@ pub fn give_up_all() {
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     offer::become_child();
-    handed::take_up();
 }
 
 /// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
@@ -308,9 +300,6 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     const QUIET: u32 = 16;
     /// A look costs some system calls: so many calls of a stream that does not rest look.
     const LOOKS: u32 = 32;
-    if making::later().is_some() {
-        return; // the instance that may watch it does not know of it yet
-    }
     // No try: one late answer would use up all of a busy connection.
     if ctl::is_slow() {
         return d.kernel().set_next_try(calls.saturating_add(CALLS));
@@ -335,7 +324,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     let most = if comes_back { calls.saturating_add(PATIENT) } else { u32::MAX };
     d.kernel().set_next_try(calls.saturating_mul(longer).min(most));
     ctl::wanted();
-    if ctl::dead() || !is_mine_alone(d) {
+    if ctl::dead() {
         return; // it may come
     }
     let tries = d.kernel().count_tries(1);

@@ -83,17 +83,6 @@ impl Clients {
         self.all.iter().map(|(id, c)| (*id, c))
     }
 
-    /// A process that has nothing yet belongs to the family of one with the same rights that has said `secret`.
-    pub fn join_family(&mut self, id: ConnId, secret: u64) {
-        let Some(me) = self.all.get(&id).filter(|c| c.greeted && c.arena.is_none() && c.has_nothing()) else { return };
-        let rights = me.rights();
-        let is_parent = |c: &Client| c.secret == secret && c.rights() == rights;
-        let family = self.all.values().find(|c| secret != 0 && is_parent(c)).map(|c| c.family);
-        if let (Some(family), Some(me)) = (family, self.all.get_mut(&id)) {
-            me.family = family;
-        }
-    }
-
     pub fn family_members(&self, family: FamilyId) -> Vec<ConnId> {
         self.all.iter().filter(|(_, c)| c.family == family).map(|(id, _)| *id).collect()
     }
@@ -285,5 +274,3 @@ impl Clients {
 
 mod client;
 mod queue;
-#[cfg(test)]
-mod tests;

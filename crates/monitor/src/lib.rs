@@ -40,7 +40,6 @@ pub mod limits;
 pub mod links;
 pub mod logs;
 pub mod maker;
-mod marks;
 pub mod membarrier;
 pub mod memory;
 pub mod metrics;

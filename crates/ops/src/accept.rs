@@ -10,7 +10,7 @@ use crate::signals::Held;
 use crate::table::{Desc, Kind};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, waker, Cause, Outcome};
+use crate::{ctl, listen::Listener, name, opts, path, pool, short_lived, stats, table, waker, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::SERVER;
@@ -35,7 +35,7 @@ pub unsafe fn accept(
     // them.
     let r = unsafe { accept_any(fd, d, addr, len, flags) };
     if let (Outcome::Done(Ok(n)), Some(l)) = (&r, crate::listen::of(d)) {
-        brief::accepted(l, *n);
+        short_lived::accepted(l, *n);
     }
     r
 }
@@ -71,18 +71,8 @@ unsafe fn accept_any(
             return Outcome::Done(r);
         }
     }
-    let in_kernel = brief::is_in_kernel(l);
-    if in_kernel {
-        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
-        // reach them.
-        if let Some(r) = unsafe { kernel::alone(fd, d, l, Peer { addr, len, flags }) } {
-            return Outcome::Done(r);
-        }
-    }
-    if in_kernel || l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY {
-        if !in_kernel {
-            l.since_kernel.store(0, Ordering::Relaxed);
-        }
+    if l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY {
+        l.since_kernel.store(0, Ordering::Relaxed);
         if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
             return Outcome::Done(r);
         }

@@ -7,8 +7,8 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::{self, Desc, Kind};
 use crate::{
-    asleep, chan, conn, epoll, listen, name, peers, pool, process, route, socks, stats, stream, token, trim, unhooked,
-    zone, Cause, Outcome,
+    asleep, chan, conn, epoll, listen, name, peers, pool, process, route, short_lived, socks, stats, stream, token,
+    trim, unhooked, zone, Cause, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
@@ -68,6 +68,7 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
         pool::kernel_freed(fd);
         return if really { sys::close(fd) } else { Ok(()) };
     }
+    short_lived::closes(fd, d);
     let conn = d.is_conn();
     if !really {
         epoll::overwritten(d);
@@ -77,9 +78,7 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
         true if conn => pool::recycle(fd, d),
         true => {
             pool::kernel_freed(fd);
-            let r = sys::close(fd);
-            crate::upgrade::closed(d);
-            r
+            sys::close(fd)
         }
         false => Ok(()),
     };
@@ -89,10 +88,6 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
 
 /// The last number of this process that refers to `d` is gone.
 pub fn last_reference(d: &'static Desc) {
-    // (There is nothing of this process's to end. Before the others: they take a table, another page.)
-    if listen::is_deferred() && d.kind() == Kind::Listener {
-        return;
-    }
     match d.kind() {
         Kind::Shm => release_conn(d),
         Kind::Listener => {
@@ -350,7 +345,7 @@ pub fn listener_shut(d: &Desc) {
 pub fn may_duplicate(old: i32, new: i32) -> bool {
     let Some(d) = table::lookup(old).filter(|_| (0..=table::STDIO).contains(&new)) else { return true };
     crate::upgrade::give_up(d);
-    crate::brief::at_end();
+    short_lived::leaves(d, true);
     !d.is_conn() || path::materialize_one(d, Reason::Option)
 }
 
@@ -360,7 +355,6 @@ pub fn duplicated(old: i32, new: i32) -> bool {
         overwritten(new);
     }
     pool::kernel_allocated(new);
-    epoll::later::used(old);
     if let Some(d) = table::lookup(old) {
         d.add_ref();
         if !table::install(new, d) {

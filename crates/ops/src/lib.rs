@@ -2,7 +2,6 @@
 #![no_std]
 
 pub mod accept;
-pub mod brief;
 pub mod close;
 pub mod connect;
 pub mod names;
@@ -10,8 +9,8 @@ pub mod opts;
 pub mod slice;
 
 use fsocket_compat::{rings, unhooked};
-use fsocket_fdtable::{arena, ctl, pool, socks, table};
-use fsocket_listeners::{claim, establish, in_use, listen, route};
+use fsocket_fdtable::{ctl, pool, socks, table};
+use fsocket_listeners::{claim, establish, in_use, listen, route, short_lived};
 use fsocket_migrate::{path, upgrade};
 use fsocket_readiness::{epoll, ready};
 use fsocket_runtime::{inspect, lock, name, options, process, registry, signals, stats, token, user, Cause, Outcome};

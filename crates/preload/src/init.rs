@@ -9,7 +9,7 @@ use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::process::is_asleep;
 use fsocket_lifecycle::signals::Held;
 use fsocket_lifecycle::zone::{self, Pin};
-use fsocket_lifecycle::{brief, ctl, fork, inherit, lent, listen, passing, process, start, stats};
+use fsocket_lifecycle::{ctl, fork, inherit, lent, passing, process, short_lived, start, stats};
 use fsocket_sys as sys;
 use libc::{c_char, c_int};
 
@@ -189,12 +189,9 @@ extern "C" fn fini() {
     if is_asleep() {
         return summary::print();
     }
-    brief::at_end();
-    // (Else those are the parent's.)
-    if !listen::is_deferred() {
-        passing::at_exit();
-        zone::at_exit();
-    }
+    short_lived::at_exit();
+    passing::at_exit();
+    zone::at_exit();
     stats::at_exit(ctl::alive());
     summary::print();
 }
@@ -216,7 +213,7 @@ unsafe extern "C" fn before() {
         crate::real::find_for_exec();
     }
     // (Such children have sockets to serve, over the kernel, too.)
-    let serves = brief::is_for_connection() || !is_asleep() && is_alone();
+    let serves = short_lived::is_for_connection() || !is_asleep() && is_alone();
     if serves && !HAS_FOUND.load(Ordering::Relaxed) {
         HAS_FOUND.store(true, Ordering::Relaxed);
         crate::real::find_for_children();

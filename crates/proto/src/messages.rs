@@ -94,20 +94,6 @@ wire! {
         27 Arrives {
             channel: u32 = Id,
         };
-        /// The processes of this listener are forked for its connections, which are short: new ones had better begin in the
-        /// kernel. The requester holds the listener.
-        62 Brief {
-            listener: u64 = Id,
-            /// Begin in the kernel; else no longer.
-            in_kernel: bool = Arg0,
-            /// The children of this process name it in [`Join`].
-            secret: u64 = Arg1,
-        };
-        /// The monitor was not told of this process. It is a child of one that has named this secret in [`Brief`]: it has
-        /// inherited what only that one's fork group can know.
-        63 Join {
-            secret: u64 = Id,
-        };
         /// A process without an arena tells what it has counted since the last such message.
         61 Counts {
             counts: [Option<Counted>; 4] = Words,

@@ -20,8 +20,6 @@ pub struct Entry {
     /// SO_NETNS_COOKIE of the listening socket.
     pub netns: u64,
     pub addr: Addr,
-    /// 1: new connections had better begin in the kernel ([`super::kind::BRIEF`]).
-    pub brief: u64,
 }
 
 /// Network namespaces with source-port slices.

@@ -13,7 +13,6 @@ mod create;
 mod end;
 mod instance;
 mod item;
-pub mod later;
 mod links;
 mod out;
 mod outer;
@@ -30,10 +29,10 @@ use fsocket_sys::{self as sys, Errno};
 use item::{Item, ITEMS};
 
 pub use change::ctl;
+pub use create::track as created;
 pub use end::{destroy, overwritten};
 pub use instance::is_unused;
 use instance::{of, Ep, Inner, EPS};
-pub use later::created;
 pub use outer::{after_outer_sleep, before_outer_sleep, readable};
 pub use waiting::wait;
 pub use wrapper::{is_polled, renumbered, wrapper_of};
@@ -82,7 +81,7 @@ pub fn member(ed: &Desc) -> Option<(i32, i32)> {
 /// are. False: it is another one, which [`ctl`] sees to.
 #[inline]
 pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
-    let its = table::lookup(fd).is_none() && !crate::process::owns(fd) && !crate::making::is_later(fd);
+    let its = table::lookup(fd).is_none() && !crate::process::owns(fd);
     if its {
         has_kernel_fds(ed);
     }

@@ -8,7 +8,6 @@
 #![no_std]
 
 pub mod bits;
-pub mod brief;
 pub mod cow;
 pub mod faults;
 mod fnv;

@@ -237,7 +237,6 @@ impl Memory {
     #[inline]
     fn hit(&self, pays: &Pays, took: u64) -> bool {
         stats::count(Counter::SpinHits);
-        crate::brief::turn();
         pays.hit();
         let near = (took <= NEAR_US * cpu::ticks_per_us()) as u32;
         if self.near.load(Ordering::Relaxed) != near {

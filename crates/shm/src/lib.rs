@@ -23,5 +23,5 @@ pub mod waker;
 use fsocket_fdtable::{arena, ctl, pool, space, table, upcalls};
 use fsocket_runtime::identity;
 use fsocket_runtime::{
-    cow, faults, keeping, lock, making, memory_fd, number, options, pieces, process, signals, slab, stats, token,
+    cow, faults, keeping, lock, making, memory_fd, number, options, pieces, process, slab, stats, token,
 };

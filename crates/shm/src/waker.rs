@@ -12,10 +12,9 @@
 use crate::cow::Sparing;
 use crate::number::Number;
 use crate::pieces::{Pieces, Zero};
-use crate::signals::Held;
 use crate::slab::{Slab, Slot};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::channel::waker_key;
 use fsocket_proto::{notice, request};
 use fsocket_sync::atomic::{fence, AtomicU32};
@@ -178,7 +177,6 @@ pub fn ring_sleepers() {
 
 /// A waker for one user.
 pub fn get() -> Option<&'static Waker> {
-    look_at_inherited();
     let (i, b) = (0..MAX).map_while(|i| Some((i, WAKERS.make(i)?))).find(|(_, b)| {
         !b.used.load(Ordering::Relaxed)
             && b.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -396,7 +394,6 @@ pub fn monitor_died() {
 
 /// The waker with this index.
 pub fn at(i: usize) -> Option<&'static Waker> {
-    look_at_inherited();
     WAKERS.get(i)
 }
 
@@ -406,7 +403,6 @@ fn first(n: usize) -> impl Iterator<Item = &'static Waker> {
 
 /// Wakers are made in order of their index.
 fn made() -> usize {
-    look_at_inherited();
     made_so_far()
 }
 
@@ -441,56 +437,10 @@ pub fn ring_everybody() {
     }
 }
 
-/// Are those of the parent's still here? See below.
-#[link_section = ".data.fsocket_start"]
-static INHERITED: AtomicU8 = AtomicU8::new(0);
-const SOME: u8 = 1;
-const BEING_CLOSED: u8 = 2;
-
-/// In a forked child that most likely ends without a waker: those of the parent's are closed when it
-/// wants one, for that writes a page and more.
-#[link_section = ".text.fsocket_start"]
-pub fn keep_inherited() {
-    INHERITED.store(SOME, Ordering::Relaxed);
-}
-
-#[inline]
-fn look_at_inherited() {
-    if INHERITED.load(Ordering::Acquire) != 0 {
-        close_inherited();
-    }
-}
-
-#[cold]
-fn close_inherited() {
-    // (A handler must not wait for the thread that it has interrupted.)
-    let _held = Held::all();
-    match INHERITED.compare_exchange(SOME, BEING_CLOSED, Ordering::Acquire, Ordering::Acquire) {
-        Ok(_) => {
-            close_parents();
-            INHERITED.store(0, Ordering::Release);
-        }
-        Err(_) => {
-            while INHERITED.load(Ordering::Acquire) != 0 {
-                sys::sched_yield();
-            }
-        }
-    }
-}
-
 /// In a forked child: what rings is the parent's.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     SLEEPERS.put(0);
-    match INHERITED.load(Ordering::Relaxed) {
-        0 => close_parents(),
-        // By a thread that is not here.
-        BEING_CLOSED => INHERITED.store(SOME, Ordering::Relaxed),
-        _ => {}
-    }
-}
-
-fn close_parents() {
     for b in first(made_so_far()) {
         for fd in [&b.fd, &b.own] {
             if fd.load(Ordering::Relaxed) >= 0 {

@@ -42,7 +42,7 @@ mod watches;
 pub use cpu::Pin;
 pub use join::How;
 pub use life::{
-    any, at_exit, become_child, closed, follow_options, has_workers, hides, init, is_unused, leave, listened,
+    any, at_exit, become_child, closed, follow_options, has_workers, hides, init, is_unused, leave, listened, none,
     option_set, pass_on, prepare, renumbered, shut,
 };
 pub use listener::{enabled, of, Zoned};

@@ -84,11 +84,11 @@ pub fn closed(d: &Desc) {
     }
 }
 
-/// The program accepts below the hooks, and sees the global listen socket only. False: it was
+/// From now on this process accepts from the global listen socket only. False: it was
 /// the only one already.
-pub fn leave(d: &Desc) -> bool {
+pub fn leave(d: &Desc, why: Reason) -> bool {
     let Some(z) = of(d).filter(|z| z.state() != state::OFF) else { return false };
-    z.off(Reason::ZoneUnseen);
+    z.off(why);
     true
 }
 
@@ -171,6 +171,12 @@ pub fn is_unused() -> bool {
 /// Is there a listener that a forked child could work for?
 pub fn any() -> bool {
     used().any(|z| z.state() == state::READY)
+}
+
+/// Is no listener of this process one that may have local listen sockets?
+#[link_section = ".text.fsocket_start"]
+pub fn none() -> bool {
+    used().all(|z| matches!(z.state(), state::FREE | state::OFF))
 }
 
 /// Is any thread of this process a worker?

@@ -157,8 +157,6 @@ impl Life<'_> {
             notice::Watched::KIND,
             request::Settled::KIND,
             request::Passed::KIND,
-            request::Brief::KIND,
-            request::Join::KIND,
         ];
         let asked = [
             request::Ports::KIND,

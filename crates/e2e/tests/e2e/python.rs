@@ -35,7 +35,7 @@ fn forking_server() {
     let (_server, port) = e2e::echo_server(&host, Accel, "fork", "127.0.0.1");
     let before = host.snapshot();
     clients(&host, Accel, port, "127.0.0.1");
-    // It learns that its connections are short (ADR 53).
+    // It learns that its connections are short (ADR 76).
     host.snapshot().since(&before).assert_shm_but_short(78, 16);
 }
 

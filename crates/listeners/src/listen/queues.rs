@@ -1,6 +1,5 @@
 //! The SYN queues of a listener's channels: whether there is something, taking it, and waiting for it.
 
-use super::inherited::is_deferred;
 use super::{Listener, FAIR};
 use crate::chan::{self, Chan};
 use crate::stats;
@@ -13,8 +12,7 @@ impl Listener {
     /// Own queue number, if there is one.
     fn own_queue(&self) -> Option<usize> {
         match self.worker.load(Ordering::Relaxed) as usize {
-            // (An unshown child's is the parent's.)
-            w @ 1..=WORKERS if !is_deferred() => Some(w),
+            w @ 1..=WORKERS => Some(w),
             _ => None,
         }
     }

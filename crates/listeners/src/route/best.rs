@@ -11,8 +11,6 @@ pub struct Best {
     pub count: usize,
     /// Which, in one word. (Their order changes when others go.)
     pub(super) listeners: u64,
-    /// How many of them had rather not have it over shared memory at once.
-    pub(super) brief: usize,
 }
 
 /// Those that a connection to `dst` could go to, or why there are none.
@@ -44,7 +42,6 @@ pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<Best, Reason> {
         };
         class.count += 1;
         class.listeners ^= listener.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        class.brief += usize::from(volatile(&e.brief) != 0);
     }
     if exact.count > 0 {
         return Ok(exact);

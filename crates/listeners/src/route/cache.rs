@@ -43,8 +43,6 @@ pub struct Basis {
     pub asked: u64,
     /// A connection of the kernel's has proved that its policy allows this, for sockets with this identity.
     pub proved_for: Option<u64>,
-    /// They had rather have new connections begin in the kernel.
-    pub is_brief: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -204,11 +202,7 @@ fn encode(r: &Route) -> [u64; WORDS] {
     words[..HEAD].copy_from_slice(&[
         a,
         b,
-        u64::from(r.dst.1)
-            | (n as u64) << 16
-            | refused << 24
-            | u64::from(v.is_brief) << 31
-            | u64::from(v.closings) << 32,
+        u64::from(r.dst.1) | (n as u64) << 16 | refused << 24 | u64::from(v.closings) << 32,
         v.generation,
         v.touched,
         v.listeners,
@@ -236,7 +230,7 @@ fn decode(words: &[u64; WORDS]) -> Option<Route> {
         dst: (ip, rest as u16),
         chans: core::array::from_fn(|i| Known { place: (words[HEAD + i] >> 32) as u32, id: words[HEAD + i] as u32 }),
         n: ((rest >> 16) as u8 as usize).min(FAN),
-        refused: match (rest >> 24) as u8 & 0x7f {
+        refused: match (rest >> 24) as u8 {
             0 => None,
             1 => Some(Reason::OtherUser),
             3 => Some(Reason::KernelFirst),
@@ -249,7 +243,6 @@ fn decode(words: &[u64; WORDS]) -> Option<Route> {
             closings: (rest >> 32) as u32,
             asked,
             proved_for: (proved_for != 0).then_some(proved_for),
-            is_brief: rest >> 31 & 1 != 0,
         },
     })
 }

@@ -36,11 +36,6 @@ pub(super) fn wanted() -> bool {
     is_on() && process::enabled()
 }
 
-/// Nothing is decided, and no call has been made.
-pub(super) fn restart(d: &Desc) {
-    d.kernel().restart(first());
-}
-
 /// The first try of an end whose peer is known to be there: a quarter of [`first`].
 pub(super) fn at_once(d: &Desc) {
     d.kernel().set_next_try((first() / 4).max(1));

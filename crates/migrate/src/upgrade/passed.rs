@@ -27,7 +27,6 @@ pub fn sent(fd: i32) {
         },
     };
     // A child that was forked for it does not have it alone when this process closes its own.
-    d.kernel().set_ticket(0);
     // It was not to go over before it was passed: others may have it.
     let shared = d.kernel().stays() && !is_passed(d);
     forbid(d);

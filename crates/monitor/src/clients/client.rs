@@ -4,14 +4,12 @@ use super::queue::Queue;
 use crate::arenas::{add, ArenaMem, Totals};
 use crate::foreign::{ForeignFd, Reserved};
 use crate::leased::Leases;
-use crate::marks::Marks;
 use crate::{shares, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_proto::{request, Msg};
 use rustix::event::epoll::EventFlags;
 use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::time::Instant;
 
 /// While this many answers wait, no further requests of that process are read. (What it did not ask
 /// for does not count: who sleeps may have much of it, and asks for something when it wakes.)
@@ -33,10 +31,6 @@ pub struct Client {
     /// It was sent the counts of ended listeners.
     pub has_closings: bool,
     pub family: FamilyId,
-    /// What its children know to join its family; 0: nothing.
-    pub secret: u64,
-    /// How often it may yet mark a listener ([`request::Brief`]).
-    pub marks: Marks,
     /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
     /// only those with the same share memory with a client.
     pub class: u64,
@@ -89,8 +83,6 @@ impl Client {
             told: None,
             has_closings: false,
             family,
-            secret: 0,
-            marks: Marks::new(Instant::now()),
             class: 0,
             kernel: 0,
             holds: BTreeSet::new(),

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const WORDS: usize = size_of::<Entry>() / 8;
 const _: () = assert!(size_of::<Slices>().is_multiple_of(8) && offset_of!(Slices, first).is_multiple_of(8));
-const _: () = assert!(size_of::<Entry>() == 48 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
+const _: () = assert!(size_of::<Entry>() == 40 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
 
 pub struct Registry {
     fd: Rc<ForeignFd>,
@@ -93,22 +93,6 @@ impl Registry {
             r.put_entry(last, [0; WORDS]);
             r.put(offset_of!(Layout, entries), r.used.len() as u64);
         });
-    }
-
-    /// Where it says of a listener that new connections had better begin in the kernel.
-    fn brief_off(&self, listener: u64) -> Option<usize> {
-        let index = self.used.iter().position(|&l| l == listener)?;
-        Some(entry_off(index) + offset_of!(Entry, brief))
-    }
-
-    pub fn is_brief(&self, listener: u64) -> bool {
-        self.brief_off(listener).is_some_and(|at| self.map.at::<AtomicU64>(at).load(Ordering::Relaxed) != 0)
-    }
-
-    pub fn set_brief(&mut self, listener: u64, is_brief: bool) {
-        if let Some(at) = self.brief_off(listener) {
-            self.change(|r| r.put(at, is_brief.into()));
-        }
     }
 
     /// Replaces the local addresses; beyond [`LOCALS`] they are left out.

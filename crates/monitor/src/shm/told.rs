@@ -7,7 +7,6 @@ use crate::foreign::ForeignFd;
 use crate::shm::state::Shm;
 use crate::ConnId;
 use fsocket_proto::{answer, request};
-use std::time::Instant;
 
 impl Shm {
     /// [`request::Unlisten`].
@@ -24,17 +23,6 @@ impl Shm {
             self.unlisten(ctx, id, listener, msg.for_all);
         }
         Ok((answer::Unlisten {}, None))
-    }
-
-    /// [`request::Brief`].
-    pub fn brief(&mut self, ctx: &mut Context, id: ConnId, msg: request::Brief) {
-        let holds = |client: &&mut crate::clients::Client| client.holds.contains(&msg.listener);
-        let Some(client) = ctx.clients.get_mut(id).filter(holds) else { return };
-        client.secret = msg.secret;
-        let was = self.registry.is_brief(msg.listener);
-        if was != msg.in_kernel && (was || client.marks.take(Instant::now())) {
-            self.registry.set_brief(msg.listener, msg.in_kernel);
-        }
     }
 
     /// [`request::Nearer`].

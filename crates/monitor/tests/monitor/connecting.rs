@@ -39,50 +39,6 @@ fn the_registry_lists_listeners_and_is_read_only() {
     assert_eq!(read(offset_of!(Registry, entries)), 0);
 }
 
-/// Only for a listener of its own can a process have connections begin in the kernel (ADR 53).
-#[test]
-fn holders_of_a_listener_have_its_connections_begin_in_the_kernel() {
-    let d = Daemon::start();
-    let mut p = d.stranger();
-    let registry = p.hello();
-    // SAFETY: a fresh mapping, never unmapped.
-    let at = unsafe {
-        rustix::mm::mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ, MapFlags::SHARED, &registry, 0).unwrap()
-    };
-    let brief = || {
-        let off = offset_of!(Registry, entry) + offset_of!(fsocket_proto::registry::Entry, brief);
-        // SAFETY: inside the mapping, aligned, an atomic.
-        unsafe { &*at.cast::<u8>().add(off).cast::<AtomicU64>() }.load(Ordering::Acquire)
-    };
-    let (l, _) = listener();
-    let id = p.listen(&l);
-    let mut other = d.process();
-    for (is_holder, wanted, then) in [(false, 1, 0), (true, 1, 1), (false, 0, 1), (true, 7, 1), (true, 0, 0)] {
-        let p = if is_holder { &mut p } else { &mut other };
-        p.tell(Packet { id, arg0: wanted, ..Packet::new(request::Brief::KIND) }, None);
-        p.sync();
-        assert_eq!(brief(), then, "{is_holder} {wanted}");
-    }
-    p.tell(Packet { id, arg0: 1, ..Packet::new(request::Brief::KIND) }, None);
-    p.tell(Packet { id, ..Packet::new(request::Unlisten::KIND) }, None);
-    p.sync();
-    assert_eq!(brief(), 0, "the next listener is none of that");
-    // All processes look through the registry at each change: there are not many.
-    let id = p.listen(&l);
-    let generation = || {
-        // SAFETY: as above.
-        unsafe { &*at.cast::<u8>().add(offset_of!(Registry, generation)).cast::<AtomicU64>() }.load(Ordering::Acquire)
-    };
-    let before = generation();
-    for wanted in (0..400).map(|i| 1 - i % 2) {
-        p.tell(Packet { id, arg0: wanted, ..Packet::new(request::Brief::KIND) }, None);
-        p.sync();
-    }
-    let changes = (generation() - before) / 2;
-    assert!((2..100).contains(&changes), "{changes} of 400");
-    assert_eq!(brief(), 0);
-}
-
 #[test]
 fn the_same_socket_is_one_listener_and_siblings_are_two() {
     use rustix::net::{sockopt, AddressFamily, SocketType};

@@ -3,48 +3,9 @@
 use crate::listen::Listener;
 use crate::table::{self, Desc};
 use crate::zone::{self, accept::Peer};
-use crate::{ctl, pool, process, socks, stats, upgrade, wait};
+use crate::{ctl, pool, socks, stats, upgrade};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Errno, Result};
-
-/// How long [`alone`] waits before it looks at our queues, nanoseconds.
-const PIECE_NS: u64 = 10_000_000;
-
-/// From a listener whose connections begin in the kernel (ADR 53). Its process forks for each, and a page that it
-/// writes in between is copied, so this writes none for the wait: no waker, no place of a sleeping thread, nothing
-/// of the zone. A connection that came over shared memory all the same (its client looked before the listener was
-/// marked) is found between two of these, or by the usual way after [`PIECE_NS`]. None: that is to be taken.
-///
-/// # Safety
-/// As [`super::accept`].
-pub(super) unsafe fn alone(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Option<Result<i32>> {
-    let usual = l.has_syn(true)
-        || d.options().receive_timeout() != 0
-        || zone::of(d).is_some_and(|z| !z.is_idle())
-        || !process::is_single_threaded();
-    if usual {
-        return None;
-    }
-    if !is_ready(fd) {
-        if sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0 {
-            return None;
-        }
-        let control = if ctl::dead() { -1 } else { ctl::fd() };
-        let mut p = [fd, control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        stats::count(Counter::Sleeps);
-        // SAFETY: two pollfds, no mask.
-        let r = unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), Some(PIECE_NS), core::ptr::null()) };
-        wait::heed(&p);
-        match r {
-            Err(Errno::EINTR) if !wait::restarts(false) => return Some(Err(Errno::EINTR)),
-            _ if p[0].revents == 0 => return None,
-            _ => {}
-        }
-    }
-    // SAFETY: the addresses in `Peer` are null or the program's, as accept4(2) wants them; only copies and the kernel
-    // reach them.
-    Some(unsafe { accept_kernel(fd, peer.addr, peer.len, peer.flags) })
-}
 
 /// From a listener whose connections nobody took from our queues in time ([`Listener::is_untaken`]): they are before all
 /// others. None: there are no more.

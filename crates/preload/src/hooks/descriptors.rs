@@ -1,7 +1,7 @@
 //! Closing and duplicating descriptors, and their flags.
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
-use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pristine, table, unshared, Outcome, Result};
+use fsocket_lifecycle::{by_number, close as ops, opts, pristine, table, unshared, Outcome, Result};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -107,7 +107,6 @@ pub unsafe fn fcntl_with(
         return -1;
     }
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
-        epoll::later::used(fd);
         // SAFETY: libc's `fcntl`, with the program's arguments.
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && table::lookup(fd).is_some() {

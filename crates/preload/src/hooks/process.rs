@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::table;
 use fsocket_lifecycle::{
-    brief, credentials, epoll, exec, lent, limit, locked, pool, process, sandbox, unshared, upgrade, user,
+    credentials, epoll, exec, lent, limit, locked, pool, process, sandbox, short_lived, unshared, upgrade, user,
 };
 use libc::*;
 
@@ -98,7 +98,7 @@ fn born(flags: c_ulong) {
 }
 
 pub unsafe fn _exit(status: c_int) {
-    brief::at_end();
+    short_lived::at_exit();
     if crate::summary::is_wanted() {
         guarded(crate::summary::print);
     }

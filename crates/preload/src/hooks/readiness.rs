@@ -208,8 +208,6 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         Some(d) if epoll::ctl_of_kernel_fd(d, fd) => real!(epoll_ctl(ep, op, fd, ev)),
         // SAFETY: `ev` is readable, or `op` does not look at it.
         Some(d) => either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || real!(epoll_ctl(ep, op, fd, ev))),
-        // SAFETY: `ev` is readable, or `op` does not look at it.
-        None if making::is_later(ep) => unsafe { ctl_later(ep, op, fd, ev) },
         None => {
             epoll::ctl_elsewhere(fd);
             real!(epoll_ctl(ep, op, fd, ev))
@@ -217,32 +215,8 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
     }
 }
 
-/// The same on an instance that need not be known yet.
-#[inline(never)]
-unsafe fn ctl_later(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
-    // SAFETY: `ev` is readable, or `op` does not look at it: see `epoll_ctl`.
-    if !unsafe { epoll::later::changes(op, fd, ev) } {
-        // SAFETY: the contract is this function's, with the same arguments.
-        return unsafe { epoll_ctl(ep, op, fd, ev) };
-    }
-    let r = real!(epoll_ctl(ep, op, fd, ev));
-    if r == 0 {
-        // SAFETY: as for `changes`.
-        unsafe { epoll::later::changed(op, fd, ev) };
-    }
-    r
-}
-
-/// The tables' entry of an instance, before a wait in it.
-fn waited_in(ep: c_int) -> Option<&'static table::Desc> {
-    if making::is_later(ep) && epoll::later::waits() {
-        return None;
-    }
-    table::lookup(ep)
-}
-
 pub unsafe fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-    match waited_in(ep) {
+    match table::lookup(ep) {
         // SAFETY: the program says that `max` events fit at `evs`; the copy returns EFAULT where they do not.
         Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }), || {
             real!(epoll_wait(ep, evs, max, timeout))
@@ -258,7 +232,7 @@ pub unsafe fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match waited_in(ep).filter(|_| mask.is_null() || user::readable(mask as *const u64, 1)) {
+    match table::lookup(ep).filter(|_| mask.is_null() || user::readable(mask as *const u64, 1)) {
         // SAFETY: as in `epoll_wait`; the mask is null or readable.
         Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }), || {
             real!(epoll_pwait(ep, evs, max, timeout, mask))
@@ -275,7 +249,7 @@ pub unsafe fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: `timeout` and `mask` are null or the program's; they are checked.
-    match (waited_in(ep), unsafe { ts(timeout, mask) }) {
+    match (table::lookup(ep), unsafe { ts(timeout, mask) }) {
         // SAFETY: as in `epoll_wait`; the mask is null or readable.
         (Some(d), Ok(t)) => either(guarded(|| unsafe { epoll::wait(d, evs, max, t, mask) }), || {
             real!(epoll_pwait2(ep, evs, max, timeout, mask))

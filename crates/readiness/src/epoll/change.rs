@@ -13,7 +13,6 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
-    super::later::used(fd);
     if let Some(d) = table::lookup(fd).filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && path::can_follow(d)) {
         // A forked child that has followed the path before has added the kernel's socket to this very instance.
         let _ = path::follow(d);

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 /// The kernel has created an instance. False: there is no memory to know it by. What is watched in
 /// an instance that we do not know is never reported.
-pub(super) fn track(fd: i32) -> bool {
+pub fn track(fd: i32) -> bool {
     if !process::enabled() && !zone::enabled() {
         return true;
     }

@@ -9,9 +9,9 @@ use crate::{ctl, spin};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys::{self as sys, Errno};
 
-/// Epoll instances per process.
+/// Epoll instances per process. (The first lies beside what a fork writes: many children of a server have just one.)
 #[link_section = ".data.fsocket_start"]
-pub(super) static EPS: Slab<Ep, 4096> = Slab::new();
+pub(super) static EPS: Slab<Ep, 4096, 1> = Slab::new();
 
 /// Active items per instance at most.
 pub(super) const MAX_ACTIVE: usize = 1 << 19;

@@ -364,7 +364,6 @@ unsafe fn sleep(
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        fsocket_runtime::brief::turn();
         let limit = balance::cut(crate::unjoined::cut(chan::cut(limit)));
         let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(limit));
         let t0 = cpu::ticks();

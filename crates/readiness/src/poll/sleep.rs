@@ -77,7 +77,6 @@ pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u
             return Ok(());
         }
         stats::count(Counter::Sleeps);
-        fsocket_runtime::brief::turn();
         zone::balance::before_sleep();
         // With a limit, as no futex sleep with one is restarted after a signal.
         let cut = stuck::cut(word::piece(long, true));
@@ -162,7 +161,6 @@ unsafe fn sleep(
     let kernel = &mut kernel[..n + wait::BESIDE];
     if !any(fds, kept) {
         stats::count(Counter::Sleeps);
-        fsocket_runtime::brief::turn();
         zone::balance::before_sleep();
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         in_wrappers(fds, kernel, true);

@@ -133,10 +133,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     // What is wrong with the peer is found again, and dealt with, by the slow path.
     let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
     if token::owned(h) {
-        // (While receives are counted, each comes here.)
-        if !fsocket_runtime::brief::turn() {
-            d.set_receiver(token::here());
-        }
+        d.set_receiver(token::here());
         h.credit.store(1, Ordering::Relaxed);
     }
     drop(t);

@@ -211,7 +211,6 @@ fn sleep_on(
             }
         }
         stats::count(Counter::Sleeps);
-        fsocket_runtime::brief::turn();
         crate::idle::before_sleep();
         let left = match w.deadline.map(|t| t.saturating_sub(sys::now_ns())) {
             Some(0) => return Err(Errno::EAGAIN),

@@ -85,10 +85,8 @@ pub fn says_everything(l: &mut Life) -> Option<()> {
         request::ChannelHandle::KIND,
         request::Ports::KIND,
         request::Nearer::KIND,
-        request::Join::KIND,
         request::Offer::KIND,
         request::Rest::KIND,
-        request::Brief::KIND,
         request::Meet::KIND,
         request::Connect::KIND,
     ];

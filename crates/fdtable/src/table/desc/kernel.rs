@@ -1,6 +1,5 @@
 //! A kernel connection with somebody on this host, which may go over to shared memory; see `migrate::upgrade`.
 
-use crate::cow::Sparing;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::handover::{Calls, Entry};
@@ -12,7 +11,6 @@ pub struct KernelConn {
     tries: AtomicU32,
     next_try: AtomicU32,
     passed_as: AtomicU64,
-    ticket: AtomicU32,
     across: AtomicBool,
     heard: AtomicBool,
     tried: AtomicU8,
@@ -21,7 +19,6 @@ pub struct KernelConn {
 
 impl KernelConn {
     pub(super) fn reset(&self) {
-        self.ticket.store(0, Relaxed);
         self.passed_as.store(0, Relaxed);
         self.tried.store(0, Relaxed);
     }
@@ -140,13 +137,5 @@ impl KernelConn {
     }
     pub fn set_passed_as(&self, cookie: u64) {
         self.passed_as.store(cookie, Relaxed);
-    }
-
-    /// It was handed down over a fork, see `upgrade::hand_down`; 0: it was not.
-    pub fn ticket(&self) -> u32 {
-        self.ticket.load(Relaxed)
-    }
-    pub fn set_ticket(&self, ticket: u32) {
-        self.ticket.put(ticket);
     }
 }
