@@ -255,42 +255,6 @@ pub mod sock_state {
     pub const CLOSING: u32 = 2;
 }
 
-/// Bits of [`Sock::flags`].
-pub mod flag {
-    /// O_NONBLOCK.
-    pub const NONBLOCK: u32 = 1;
-    /// shutdown(SHUT_RD) was called.
-    pub const SHUT_RD: u32 = 2;
-    /// shutdown(SHUT_WR) was called; FIN is sent.
-    pub const SHUT_WR: u32 = 4;
-    /// The peer's reset was reported once.
-    pub const RST_REPORTED: u32 = 8;
-    /// One send after the peer's close was let through.
-    pub const SENT_AFTER_CLOSE: u32 = 16;
-    /// The peer broke the protocol.
-    pub const POISONED: u32 = 32;
-    /// Non-blocking connect reported EINPROGRESS already.
-    pub const CONNECTING: u32 = 128;
-    /// This end goes on in a kernel socket that the monitor has; each process
-    /// that holds the connection puts it behind its own descriptors.
-    pub const MIGRATED: u32 = 256;
-    /// With MIGRATED: it is not done yet, the rings are the mover's alone.
-    pub const MIGRATING: u32 = 512;
-    /// SO_RCVLOWAT is above 1.
-    pub const LOWAT: u32 = 1024;
-    /// With MIGRATED: by this side, which took along what it had not read. What is in the ring all the
-    /// same the peer sends again in the kernel.
-    pub const DRAINED: u32 = 2048;
-    /// It was shut down when a connect that nobody had asked about again had failed: the kernel's
-    /// socket never connects again after that.
-    pub const DISCONNECTING: u32 = 4096;
-    /// The placeholder is the kernel connection that this was before, to another network namespace:
-    /// it is idle, and the way back.
-    pub const ACROSS: u32 = 8192;
-    /// TCP_USER_TIMEOUT is over.
-    pub const TIMED_OUT: u32 = 16384;
-}
-
 /// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for
 /// who was killed as the library would have.
 pub const LINGER_ON: usize = 22;
@@ -303,7 +267,7 @@ pub const HOLDERS: usize = 7;
 #[repr(C, align(64))]
 pub struct Sock {
     pub state: AtomicU32,
-    pub flags: AtomicU32,
+    pub flags: crate::flags::Flags,
     /// Channel id and slot: where it lives.
     pub channel: AtomicU32,
     pub slot: AtomicU32,

@@ -12,6 +12,7 @@
 pub mod arena;
 pub mod balance;
 pub mod channel;
+pub mod flags;
 
 /// Version of every layout in this crate; the monitor refuses another one.
 pub const VERSION: u32 = 16;

@@ -6,8 +6,9 @@ use crate::table::Desc;
 use crate::values;
 use crate::{kept, name, peers, process, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Sock};
+use fsocket_abi::arena::Sock;
 use fsocket_abi::channel::{sharing, slot_state, CLIENT, TO_CLIENT, TO_SERVER};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
 
@@ -95,9 +96,8 @@ impl<'a> End<'a> {
 
 /// Fill in the socket and make the descriptor a connection.
 pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
-    let nonblock = if d.unconnected().nonblock() { flag::NONBLOCK } else { 0 };
-    let across = if e.across { flag::ACROSS } else { 0 };
-    sock.flags.store(nonblock | across, Ordering::Relaxed);
+    let nonblock = FlagSet::NONBLOCK.when(d.unconnected().nonblock());
+    sock.flags.begin(nonblock.or(FlagSet::ACROSS.when(e.across)));
     sock.channel.store(e.chan.id.load(Ordering::Relaxed), Ordering::Relaxed);
     sock.slot.store(e.slot as u32, Ordering::Relaxed);
     sock.side.store(e.side as u32, Ordering::Relaxed);

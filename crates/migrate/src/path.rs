@@ -35,8 +35,9 @@ use crate::table::{self, Desc};
 use crate::upcalls::watcher;
 use crate::{conn, process, short_lived, stats, token};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_abi::arena::{flag, Counter, Half, Reason};
+use fsocket_abi::arena::{Counter, Half, Reason};
 use fsocket_abi::channel::{status, RING_CAP};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::switch::act;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::FUTEX_BIT;
@@ -120,7 +121,7 @@ pub fn restart(d: &'static Desc) {
 /// none.
 fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Option<pair::Own> {
     let s = d.sock();
-    if s.flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || peer_status(d) & status::MIGRATED != 0 {
+    if s.flags.get().has_left() || peer_status(d) & status::MIGRATED != 0 {
         return None;
     }
     if !claim(d) {
@@ -134,7 +135,7 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
         d.slot().switching.store(0, Ordering::Release);
         return None;
     };
-    if s.flags.fetch_or(flag::MIGRATED | flag::MIGRATING | flag::DRAINED, Ordering::AcqRel) & flag::MIGRATED != 0 {
+    if !s.flags.begin_switch() {
         own.close(); // another process of the fork group was faster
         return None;
     }
@@ -155,10 +156,7 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
 fn claim(d: &Desc) -> bool {
     let word = &d.slot().switching;
     // Nobody goes on with it, not even one that had claimed it.
-    let over = || {
-        d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0
-            || peer_status(d) & (status::CLOSED | status::RST) != 0
-    };
+    let over = || d.sock().flags.get().is_poisoned() || peer_status(d) & (status::CLOSED | status::RST) != 0;
     let mut mine = false;
     patiently(PATIENCE_NS, || {
         mine = word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() || over();
@@ -175,7 +173,7 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
     let gone = theirs & status::CLOSED != 0 && theirs & status::MIGRATED == 0;
     // A reset behind a FIN is a broken pipe; one also answers what we have sent to
     // a peer that was gone.
-    let answered = theirs & status::RST != 0 || s.flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    let answered = theirs & status::RST != 0 || s.flags.get().has(FlagSet::SENT_AFTER_CLOSE);
     let mut what = act::POUR;
     if theirs & status::FIN != 0 && (answered || !gone) {
         what |= act::FIN;
@@ -206,7 +204,7 @@ fn migrated_out(d: &'static Desc) {
     // Release: all that came before.
     let how = if d.path().comes_back() { status::FOR_NOW } else { 0 };
     d.tx().1.prod.status.fetch_or(status::MIGRATED | how, Ordering::Release);
-    d.sock().flags.fetch_and(!flag::MIGRATING, Ordering::Release);
+    d.sock().flags.end_switch();
     stats::count(Counter::PathSwitch);
     conn::notify_all(d);
     conn::wake_own(d);
@@ -215,7 +213,7 @@ fn migrated_out(d: &'static Desc) {
 /// After a publication that somebody had asked to hear of.
 #[cold]
 pub fn after_send(d: &'static Desc) {
-    if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::MIGRATED == 0 && can_follow(d) {
+    if d.is_conn() && !d.sock().flags.get().has_left() && can_follow(d) {
         let _ = follow(d);
     }
 }
@@ -231,8 +229,8 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     let s = d.sock();
     let (ring_tx, tx, txh) = d.tx();
     // Another process of the fork group or another thread that moves is not done yet.
-    patiently(PATIENCE_NS, || s.flags.load(Ordering::Acquire) & flag::MIGRATING != 0);
-    if s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0 {
+    patiently(PATIENCE_NS, || s.flags.look().is_switching());
+    if !s.flags.look().has_left() {
         await_peer(d);
         if peer_status(d) & status::MIGRATED == 0 {
             // It died half-way, or never meant to. Nobody waits for it twice.
@@ -240,7 +238,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             return Err(Errno::ECONNRESET);
         }
     }
-    let pours = s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0;
+    let pours = !s.flags.look().has_left();
     if pours && peer_status(d) & status::FOR_NOW != 0 {
         d.path().set_comes_back(true);
     }
@@ -258,7 +256,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             let _ = sys::close(fd);
             return Err(Errno::EAGAIN);
         };
-        if s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0 {
+        if !s.flags.look().has_left() {
             // A consumer in the state in which the mover left the ring.
             let at = &d.slot().migrated[d.side()];
             let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
@@ -273,12 +271,12 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             if settle::error_is_reported(d) {
                 settle::forget_error(fd);
             }
-            s.flags.fetch_or(flag::MIGRATED, Ordering::AcqRel);
+            s.flags.follow();
         }
     }
     stats::count(Counter::PathSwitch);
     let fd = process::high_fd(fd);
-    if conn::ring_has(d) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+    if conn::ring_has(d) && !s.flags.get().is_poisoned() {
         // Another thread may have been faster.
         if table::set_end(d, fd) {
             (watcher().also_kernel)(d, fd);

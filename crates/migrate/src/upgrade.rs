@@ -20,8 +20,8 @@ use crate::table::{self, Desc, Kind, DESCS};
 use crate::wait::{self, Sleeper};
 use crate::{ctl, lately, name, process, registry, route};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::values::Passing;
 use fsocket_proto::{request, Addr};
 use fsocket_sync::handover::Entry;
@@ -122,7 +122,7 @@ pub fn candidate(was: &Desc) -> Option<&'static Desc> {
     if !is_on() {
         return None;
     }
-    let across = was.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0;
+    let across = was.sock().flags.get().has(FlagSet::ACROSS);
     let d = table::alloc(Kind::Fresh)?;
     let family = was.family();
     d.set_families(family);

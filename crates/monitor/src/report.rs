@@ -10,8 +10,9 @@ use crate::shm::Shm;
 use crate::zones::Zones;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::zone_accept::NAMES;
-use fsocket_abi::arena::{flag, Sock, COUNTERS};
+use fsocket_abi::arena::{Sock, COUNTERS};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SLOTS};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU8, Ordering};
@@ -318,7 +319,7 @@ impl Sources<'_> {
                 pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
                 comm: comm.clone(),
                 path: "shm".into(),
-                across_namespaces: !by_agents && sock.flags.load(Ordering::Relaxed) & flag::ACROSS != 0,
+                across_namespaces: !by_agents && sock.flags.get().has(FlagSet::ACROSS),
                 by_agents,
                 channel: end.channel,
                 slot: end.slot as u32,

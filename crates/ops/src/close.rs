@@ -11,8 +11,9 @@ use crate::{
     trim, unhooked, zone, Cause, Outcome,
 };
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
+use fsocket_abi::arena::{sock_state, Counter, Reason};
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::Addr;
 use fsocket_ring as ring;
 use fsocket_sync::token::Words as _;
@@ -141,7 +142,7 @@ fn release_conn(d: &'static Desc) {
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     match last {
         // While we were on our way here another process of the fork group has switched the path, and is through.
-        true if stage::of(d) == Path::Pending && s.flags.load(Ordering::Acquire) & flag::MIGRATED != 0 => path::gone(d),
+        true if stage::of(d) == Path::Pending && s.flags.look().has_left() => path::gone(d),
         true => {
             let beside = path::Beside::of(d);
             let unread = finish(d, tokens.0.is_ok() && tokens.1.is_ok());
@@ -214,7 +215,7 @@ fn part(d: &'static Desc, reset: bool) {
     }
     if let Some(fd) = table::fd_of(d) {
         path::apply_options(d, fd);
-        if s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 {
+        if !s.flags.get().has(FlagSet::NONBLOCK) {
             let _ = sys::fcntl(fd, libc::F_SETFL, 0);
         }
     }
@@ -237,7 +238,7 @@ fn finish(d: &'static Desc, alone: bool) -> bool {
     let (r, rx, h) = d.rx();
     let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
         && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
-    let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
+    let unread = ring::readable(r, rx, h) && !s.flags.get().is_poisoned();
     path::close_draining(d, true, unread || linger0);
     let before = d.tx().1.prod.status.load(Ordering::Relaxed);
     let st = match crate::ready::over(d) {
@@ -281,8 +282,9 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         Path::Draining(k) => {
             // What is left in the ring can be read as before.
             let r = sys::shutdown(k, how);
-            let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR];
-            d.sock().flags.fetch_or(which.get(how as usize).copied().unwrap_or(0), Ordering::AcqRel);
+            if let Some(which) = SHUT.get(how as usize) {
+                d.sock().flags.set(*which);
+            }
             epoll::changed(d);
             crate::waker::ring_sleepers();
             return Outcome::Done(r);
@@ -301,16 +303,15 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     s.edges.fetch_add(1, Ordering::Relaxed);
     if crate::ready::over(d) {
         // An event for whoever waits on it all the same.
-        let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR][how as usize];
-        s.flags.fetch_or(which, Ordering::AcqRel);
-        if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
-            s.flags.fetch_or(flag::DISCONNECTING, Ordering::Relaxed);
+        s.flags.set(SHUT[how as usize]);
+        if s.flags.clear(FlagSet::CONNECTING).has(FlagSet::CONNECTING) {
+            s.flags.set(FlagSet::DISCONNECTING);
         }
         epoll::changed(d);
         return Outcome::Done(Err(Errno::ENOTCONN));
     }
     if how != libc::SHUT_RD {
-        let done = s.flags.fetch_or(flag::SHUT_WR, Ordering::AcqRel) & flag::SHUT_WR != 0;
+        let done = s.flags.set(FlagSet::SHUT_WR).has(FlagSet::SHUT_WR);
         if !done {
             // Behind the last byte of a send that another thread is in.
             let _t = token::enter(&s.tx);
@@ -319,12 +320,11 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
     }
     // A connect that had not been asked about again has succeeded now.
-    s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed);
+    s.flags.clear(FlagSet::CONNECTING);
     if how != libc::SHUT_WR {
-        s.flags.fetch_or(flag::SHUT_RD, Ordering::AcqRel);
+        s.flags.set(FlagSet::SHUT_RD);
     }
-    const BOTH: u32 = flag::SHUT_RD | flag::SHUT_WR;
-    if s.flags.load(Ordering::Relaxed) & BOTH == BOTH {
+    if s.flags.get().has_all(SHUT[libc::SHUT_RDWR as usize]) {
         d.tx().1.prod.status.fetch_or(status::SHUT_BOTH, Ordering::Release);
     }
     stream::notify_all(d);
@@ -332,6 +332,9 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     conn::wake_own(d);
     Outcome::Done(Ok(()))
 }
+
+/// What `shutdown` with this argument sets.
+const SHUT: [FlagSet; 3] = [FlagSet::SHUT_RD, FlagSet::SHUT_WR, FlagSet::SHUT_RD.or(FlagSet::SHUT_WR)];
 
 /// shutdown() of a listener: the kernel stops listening, so do we.
 pub fn listener_shut(d: &Desc) {

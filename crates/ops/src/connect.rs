@@ -8,8 +8,9 @@ use crate::{
     Outcome,
 };
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter, Reason};
+use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::{slot_state, status, CLIENT};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -78,8 +79,8 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
             stats::count(Counter::ConnectShm);
             // A handshake takes longer than no time at all.
             let at_once = d.options().send_timeout() == opts::AT_ONCE;
-            if at_once || d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
-                d.sock().flags.fetch_or(flag::CONNECTING, Ordering::Relaxed);
+            if at_once || d.sock().flags.get().has(FlagSet::NONBLOCK) {
+                d.sock().flags.set(FlagSet::CONNECTING);
                 return Outcome::Done(Err(Errno::EINPROGRESS));
             }
             Outcome::Done(Ok(()))
@@ -145,10 +146,10 @@ fn left<T>(why: Reason) -> Outcome<T> {
 /// kernel does, then EISCONN.
 fn again(d: &'static Desc) -> Result<()> {
     let s = d.sock();
-    if s.flags.load(Ordering::Relaxed) & flag::DISCONNECTING != 0 {
+    if s.flags.get().has(FlagSet::DISCONNECTING) {
         return Err(Errno::EINVAL);
     }
-    if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
+    if s.flags.clear(FlagSet::CONNECTING).has(FlagSet::CONNECTING) {
         if !ready::over(d) {
             return Ok(());
         }

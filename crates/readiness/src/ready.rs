@@ -7,8 +7,9 @@ use crate::table::{Desc, Kind};
 use crate::upcalls::watcher;
 use crate::values;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Half, Sock};
+use fsocket_abi::arena::{Half, Sock};
 use fsocket_abi::channel::{status, Dir};
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring as ring;
 use fsocket_sys::Errno;
 
@@ -37,7 +38,7 @@ pub fn state(d: &Desc) -> State {
     let (_, rx, _) = d.rx();
     // Acquire: data published before FIN or RST is visible after this.
     let st = rx.prod.status.load(Ordering::Acquire);
-    let poisoned = d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0;
+    let poisoned = d.sock().flags.get().is_poisoned();
     let reset = st & status::RST != 0 || poisoned;
     let fin = st & status::FIN != 0;
     // A side that has gone over to the kernel is done with the rings, not closed.
@@ -49,11 +50,11 @@ pub fn state(d: &Desc) -> State {
 /// Reset, both FINs exchanged, or a reset has answered what we sent.
 pub fn over(d: &Desc) -> bool {
     let st = state(d);
-    let f = d.sock().flags.load(Ordering::Relaxed);
+    let f = d.sock().flags.get();
     st.reset
-        || (st.fin && f & flag::SHUT_WR != 0)
-        || (st.closed && f & flag::SENT_AFTER_CLOSE != 0)
-        || f & flag::TIMED_OUT != 0
+        || (st.fin && f.has(FlagSet::SHUT_WR))
+        || (st.closed && f.has(FlagSet::SENT_AFTER_CLOSE))
+        || f.has(FlagSet::TIMED_OUT)
 }
 
 /// What a reset is called: with the peer's FIN received before it, a broken pipe.
@@ -68,7 +69,7 @@ pub fn reset_error(st: State) -> i32 {
 /// Is there as much as the program wants to hear of (SO_RCVLOWAT)?
 #[inline(always)]
 fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
-    crate::conn::ring_has(d) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
+    crate::conn::ring_has(d) && (!d.sock().flags.get().has(FlagSet::LOWAT) || enough(d, r, rx, h))
 }
 
 /// Would the kernel say that there is something, asked again?
@@ -93,8 +94,7 @@ pub fn can_recv(d: &Desc) -> bool {
 #[inline]
 fn local_rx(d: &Desc) -> bool {
     let s = d.sock();
-    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MIGRATED) != 0
-        || s.err.load(Ordering::Relaxed) != 0
+    s.flags.get().ends_receives() || s.err.load(Ordering::Relaxed) != 0
 }
 
 /// Would a send make progress or fail?
@@ -106,7 +106,7 @@ pub fn can_send(d: &Desc) -> bool {
         || rx.prod.status.load(Ordering::Acquire)
             & (status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING)
             != 0
-        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED | flag::MIGRATED) != 0
+        || d.sock().flags.get().ends_sends()
 }
 
 /// Not an event: the path was switched, [`crate::path::follow`] first.
@@ -123,10 +123,10 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
         Path::Draining(fd) => return stage::events(d, fd, wanted),
     }
     let mut ev = 0;
-    let f = d.sock().flags.load(Ordering::Relaxed);
+    let f = d.sock().flags.get();
     let st = state(d);
     let (r, rx, h) = d.rx();
-    let rd_closed = st.eof || f & flag::SHUT_RD != 0;
+    let rd_closed = st.eof || f.has(FlagSet::SHUT_RD);
     if wanted & (IN | RDNORM) != 0 && (rd_closed || readable(d, r, rx, h)) {
         ev |= IN | RDNORM;
     }
@@ -134,10 +134,10 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
         ev |= RDHUP;
     }
     // Shut down in both directions, or reset.
-    if st.reset || (rd_closed && f & flag::SHUT_WR != 0) || (st.closed && f & flag::SENT_AFTER_CLOSE != 0) {
+    if st.reset || (rd_closed && f.has(FlagSet::SHUT_WR)) || (st.closed && f.has(FlagSet::SENT_AFTER_CLOSE)) {
         ev |= HUP;
     }
-    if (st.reset && f & flag::RST_REPORTED == 0) || d.sock().err.load(Ordering::Relaxed) != 0 {
+    if (st.reset && !f.has(FlagSet::RST_REPORTED)) || d.sock().err.load(Ordering::Relaxed) != 0 {
         ev |= ERR;
     }
     if wanted & (OUT | WRNORM) != 0 && can_send(d) {
@@ -193,7 +193,7 @@ pub fn take_error(d: &Desc) -> i32 {
             .map_or(0, |_| i32::from_ne_bytes(v));
     }
     let st = state(d);
-    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+    if st.reset && !s.flags.set(FlagSet::RST_REPORTED).has(FlagSet::RST_REPORTED) {
         return reset_error(st);
     }
     0

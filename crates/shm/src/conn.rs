@@ -5,8 +5,9 @@ use crate::upcalls::{upcalls, watcher};
 use crate::values;
 use crate::{arena, chan};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, news_of, Half};
+use fsocket_abi::arena::{news_of, Half};
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::Want;
 use fsocket_sys::{self as sys, cpu};
@@ -48,7 +49,7 @@ pub fn poison(d: &'static Desc) {
 /// Ends a connection whatever the peer writes from now on. False: it was before.
 #[cold]
 pub fn reset(d: &'static Desc) -> bool {
-    let first = d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0;
+    let first = d.sock().flags.poison();
     if first {
         end(d, status::RST | status::CLOSED);
         notify_all(d);
@@ -67,7 +68,7 @@ pub fn is_nonsense(d: &Desc) -> bool {
 
 /// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
 pub fn low_water(d: &Desc) -> usize {
-    match d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT != 0 {
+    match d.is_conn() && d.sock().flags.get().has(FlagSet::LOWAT) {
         true => values::lowat(d),
         false => 1,
     }
@@ -76,7 +77,7 @@ pub fn low_water(d: &Desc) -> usize {
 /// Is there something in the ring to receive?
 pub fn ring_has(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
-    d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::DRAINED == 0 && ring::readable(r, rx, h)
+    d.is_conn() && !d.sock().flags.get().is_drained() && ring::readable(r, rx, h)
 }
 
 /// Keeps a connection while a thread sleeps in an operation on it: another

@@ -3,7 +3,6 @@
 use crate::conn;
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
 use fsocket_sys as sys;
 
@@ -24,12 +23,12 @@ pub fn of(d: &Desc) -> Path {
     if let Some(mine) = d.path().kernel_end() {
         return Path::Draining(mine);
     }
-    let f = d.sock().flags.load(Ordering::Relaxed);
-    if f & flag::POISONED != 0 {
+    let f = d.sock().flags.get();
+    if f.is_poisoned() {
         // It could not follow: what is left is a reset.
         return Path::Shm;
     }
-    if f & flag::MIGRATED != 0 || peer_status(d) & (status::MIGRATING | status::MIGRATED) != 0 {
+    if f.has_left() || peer_status(d) & (status::MIGRATING | status::MIGRATED) != 0 {
         return Path::Pending;
     }
     Path::Shm
@@ -54,7 +53,7 @@ pub fn kernel_part(d: &Desc) -> Option<i32> {
 /// Has the path been switched so far that `path::follow` need not wait for the peer? One that says that it
 /// moves and never that it has must not stop a thread that has other things to do.
 pub fn can_follow(d: &Desc) -> bool {
-    of(d) == Path::Pending && (d.sock().flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || !peer_moves(d))
+    of(d) == Path::Pending && (d.sock().flags.get().has_left() || !peer_moves(d))
 }
 
 /// Is it being switched by the peer, so that nothing can be said or done until that is over?

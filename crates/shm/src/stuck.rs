@@ -9,8 +9,8 @@ use crate::conn;
 use crate::options::USER_TIMEOUT;
 use crate::table::{Desc, DESCS};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
@@ -146,17 +146,19 @@ fn look_at(d: &'static Desc, p: &Place, now: u64) -> Option<u64> {
 }
 
 fn has_ended(d: &Desc) -> bool {
-    const ENDED: u32 = flag::POISONED | flag::TIMED_OUT | flag::MIGRATED;
-    d.sock().flags.load(Ordering::Relaxed) & ENDED != 0
+    let f = d.sock().flags.get();
+    f.is_poisoned()
+        || f.has_left()
+        || f.has(FlagSet::TIMED_OUT)
         || d.rx_dir().prod.status.load(Ordering::Acquire) & (status::RST | status::MIGRATED) != 0
 }
 
 /// The connection is over for this side: what it has received can still be read, then comes ETIMEDOUT. The peer finds
 /// a reset behind what it has not read, as it would find one when its kernel says that there is room again.
 fn time_out(d: &'static Desc) {
-    const OVER: u32 = flag::TIMED_OUT | flag::SHUT_RD | flag::SHUT_WR | flag::RST_REPORTED;
+    const OVER: FlagSet = FlagSet::TIMED_OUT.or(FlagSet::SHUT_RD).or(FlagSet::SHUT_WR).or(FlagSet::RST_REPORTED);
     let s = d.sock();
-    if s.flags.fetch_or(OVER, Ordering::AcqRel) & flag::TIMED_OUT != 0 {
+    if s.flags.set(OVER).has(FlagSet::TIMED_OUT) {
         return;
     }
     s.err.store(libc::ETIMEDOUT, Ordering::Release);

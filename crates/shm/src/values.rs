@@ -5,7 +5,7 @@ use crate::kept;
 use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
+use fsocket_abi::flags::FlagSet;
 use fsocket_sys as sys;
 
 const S: i32 = libc::SOL_SOCKET;
@@ -74,8 +74,8 @@ pub fn send_buffer(d: &Desc) -> usize {
 pub fn size_lowat(d: &Desc) {
     let s = d.sock();
     match s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
-        true => s.flags.fetch_or(flag::LOWAT, Ordering::AcqRel),
-        false => s.flags.fetch_and(!flag::LOWAT, Ordering::AcqRel),
+        true => s.flags.set(FlagSet::LOWAT),
+        false => s.flags.clear(FlagSet::LOWAT),
     };
 }
 

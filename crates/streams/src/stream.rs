@@ -23,8 +23,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::Desc;
 use core::cell::Cell;
-use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
+use fsocket_abi::flags::FlagSet;
 use fsocket_sys::{Errno, Result};
 
 #[inline(always)]
@@ -62,9 +61,9 @@ fn path_taken(d: &'static Desc, flags: i32) -> Option<Result<i32>> {
     }
     match stage::of(d) {
         Path::Shm => None,
-        _ if d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0 => None,
+        _ if d.sock().flags.get().is_poisoned() => None,
         _ if stage::is_moving(d)
-            && (flags & libc::MSG_DONTWAIT != 0 || d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0) =>
+            && (flags & libc::MSG_DONTWAIT != 0 || d.sock().flags.get().has(FlagSet::NONBLOCK)) =>
         {
             Some(Err(Errno::EAGAIN))
         }

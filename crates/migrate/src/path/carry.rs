@@ -6,7 +6,7 @@ use crate::stage::peer_status;
 use crate::table::Desc;
 use crate::{conn, stats, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::arena::{Counter, Half};
 use fsocket_abi::channel::{status, Dir, RING_CAP};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sys::{self as sys, Errno};
@@ -63,7 +63,7 @@ pub(super) fn pass_over(d: &Desc, fd: i32) -> bool {
         stats::count(Counter::HostilePeer);
         return false;
     }
-    d.sock().flags.fetch_or(flag::DRAINED, Ordering::AcqRel);
+    d.sock().flags.drain();
     let until = sys::now_ns() + PATIENCE_NS;
     while read > 0 && sys::now_ns() < until {
         // SAFETY: TCP writes nothing with MSG_TRUNC.

@@ -4,8 +4,8 @@ use crate::chan::Chan;
 use crate::table::{self, Desc};
 use crate::{chan, ctl, heartbeat, name, process};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{status, CLIENT, SERVER};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::request;
 use fsocket_proto::values::{Acts, End, Switching};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -66,7 +66,7 @@ fn switch(ask: request::Switch, family: i32) -> Result<Option<i32>> {
 /// Between network namespaces the kernel connection is still there, idle, behind the descriptors. What
 /// was not read the other side sends again.
 pub(super) fn is_across(d: &Desc) -> bool {
-    d.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0
+    d.sock().flags.get().has(FlagSet::ACROSS)
 }
 
 /// This side's end of a connection that has never left the kernel.
@@ -140,7 +140,7 @@ pub fn hang_up(c: &Chan, slot: usize) {
 pub fn make_alone(d: &Desc) -> Option<Own> {
     let own = Own(fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?);
     // Other processes of the fork group come to the monitor for it.
-    d.sock().flags.fetch_and(!flag::ACROSS, Ordering::AcqRel);
+    d.sock().flags.clear(FlagSet::ACROSS);
     let ask = Named::of(d, d.side()).switch(Switching::Alone);
     if ctl::request(ask, Some(own.0)).is_err() {
         own.close();

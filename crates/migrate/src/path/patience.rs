@@ -2,8 +2,7 @@
 
 use crate::stage::peer_moves;
 use crate::table::Desc;
-use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
+use fsocket_abi::flags::FlagSet;
 use fsocket_sys as sys;
 
 /// How long to wait for the other side where it must act first, nanoseconds. It
@@ -15,7 +14,7 @@ const NONBLOCKING_PATIENCE_NS: u64 = 100_000_000;
 
 /// Until the other side has moved.
 pub(super) fn await_peer(d: &Desc) {
-    let nonblocking = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
+    let nonblocking = d.sock().flags.get().has(FlagSet::NONBLOCK);
     patiently(if nonblocking { NONBLOCKING_PATIENCE_NS } else { PATIENCE_NS }, || peer_moves(d));
 }
 

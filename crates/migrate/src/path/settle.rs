@@ -5,15 +5,16 @@ use crate::upcalls::{upcalls, watcher};
 use crate::values;
 use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_abi::arena::{flag, sock_state};
+use fsocket_abi::arena::sock_state;
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::switch::act;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
 /// Give a kernel end what the program has set on the connection.
 pub fn apply_options(d: &Desc, fd: i32) {
-    if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
+    if d.sock().flags.get().has(FlagSet::NONBLOCK) {
         let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
     }
     values::apply(d, fd);
@@ -25,8 +26,8 @@ pub fn apply_options(d: &Desc, fd: i32) {
 
 /// Repeat the program's `shutdown` in the kernel, behind its last byte.
 pub fn shut(d: &Desc, fd: i32) {
-    let f = d.sock().flags.load(Ordering::Relaxed);
-    let how = match (f & flag::SHUT_RD != 0, f & flag::SHUT_WR != 0) {
+    let f = d.sock().flags.get();
+    let how = match (f.has(FlagSet::SHUT_RD), f.has(FlagSet::SHUT_WR)) {
         (true, true) => libc::SHUT_RDWR,
         (true, false) => libc::SHUT_RD,
         (false, true) => libc::SHUT_WR,
@@ -38,8 +39,8 @@ pub fn shut(d: &Desc, fd: i32) {
 /// Has the program been told of the error with which the connection ended?
 pub fn error_is_reported(d: &Desc) -> bool {
     let s = d.sock();
-    let f = s.flags.load(Ordering::Relaxed);
-    f & flag::RST_REPORTED != 0 || f & flag::SENT_AFTER_CLOSE != 0 && s.err.load(Ordering::Relaxed) == 0
+    let f = s.flags.get();
+    f.has(FlagSet::RST_REPORTED) || f.has(FlagSet::SENT_AFTER_CLOSE) && s.err.load(Ordering::Relaxed) == 0
 }
 
 pub fn forget_error(fd: i32) {
@@ -60,7 +61,7 @@ pub fn replay_reset(d: &Desc, theirs: u32, own: i32) {
         return super::pair::act(d, act::SPEAK);
     }
     super::pair::act(d, act::SHUT_BOTH);
-    let sent = d.sock().flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    let sent = d.sock().flags.get().has(FlagSet::SENT_AFTER_CLOSE);
     let mut p = libc::pollfd { fd: own, events: 0, revents: 0 };
     // SAFETY: one pollfd.
     let once = sent && unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(0);

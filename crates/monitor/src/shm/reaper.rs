@@ -12,7 +12,7 @@ use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::shm::wake::{close_side, closing_bits, free_waiters, has_unread, wake_side, wake_stealers};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
-use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
+use fsocket_abi::arena::{sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
 use fsocket_proto::notice;
 use fsocket_sync::atomic::{AtomicU64, Ordering};
@@ -156,7 +156,7 @@ impl Shm {
         let side = sock.side.load(Ordering::Relaxed) as usize;
         let slot = sock.slot.load(Ordering::Relaxed) as usize;
         let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
-        sock.flags.fetch_or(flag::POISONED, Ordering::AcqRel);
+        sock.flags.poison();
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
             close_side(ch, slot, side, status::RST, &ctx.clients);
             wake_side(ch, slot, side, &ctx.clients);

@@ -5,8 +5,9 @@ use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::switched::Release;
-use fsocket_abi::arena::{self, flag, Sock};
+use fsocket_abi::arena::{self, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::values::Waiter;
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
@@ -50,14 +51,14 @@ pub fn wake_side(ch: &Channel, slot: usize, side: usize, clients: &Clients) {
 pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread: bool) -> u32 {
     let status = |side: usize| ch.mem.slot(slot).dir[side].prod.status.load(Ordering::Acquire);
     let (own, peer) = (status(side), status(1 - side));
-    let flags = sock.flags.load(Ordering::Relaxed);
+    let flags = sock.flags.get();
     let over = peer & status::RST != 0
-        || (peer & status::FIN != 0 && flags & flag::SHUT_WR != 0)
-        || (peer & (status::CLOSED | status::SHUT_BOTH) != 0 && flags & flag::SENT_AFTER_CLOSE != 0);
+        || (peer & status::FIN != 0 && flags.has(FlagSet::SHUT_WR))
+        || (peer & (status::CLOSED | status::SHUT_BOTH) != 0 && flags.has(FlagSet::SENT_AFTER_CLOSE));
     let opt = |i: usize| sock.opt[i].load(Ordering::Relaxed);
     let abort = opt(arena::LINGER_ON) != 0 && opt(arena::LINGER_SECS) == 0;
     // The bytes that it had not read have gone over to the kernel with it.
-    let unread = unread && flags & flag::DRAINED == 0;
+    let unread = unread && !flags.is_drained();
     status::CLOSED
         | match over {
             true if own & (status::FIN | status::RST) != 0 => 0,

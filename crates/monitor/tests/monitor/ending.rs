@@ -3,7 +3,7 @@
 //! Long: all of them begin with the same scene.
 
 use crate::support::*;
-use fsocket_abi::arena::{flag, sock_state, Counter, SOCKS, SOCK_OFF};
+use fsocket_abi::arena::{sock_state, Counter, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{ring_off, slot_state, status, waker_key, CLIENT, POS_START, SERVER, SLOTS, SUMMARY_SYN};
 use fsocket_proto::raw::Packet;
 use fsocket_proto::{notice, request, Payload};
@@ -160,7 +160,7 @@ fn who_dies_inside_an_operation_does_not_block_relatives() {
     wait_until("nobody is inside", || s.server.sock(1).rx.shared.load(Ordering::Acquire) == 0);
     assert_eq!(s.server.sock(0).tx.in_flight.load(Ordering::Acquire), 0);
     for slot in 0..2 {
-        assert_ne!(s.server.sock(slot).flags.load(Ordering::Acquire) & flag::POISONED, 0);
+        assert!(s.server.sock(slot).flags.look().is_poisoned());
         assert_eq!(s.server.sock(slot).state.load(Ordering::Acquire), sock_state::OPEN, "the relative's to close");
     }
     // The relative is inside this one itself.

@@ -5,8 +5,8 @@ use crate::options::IPV6_ADDRFORM;
 use crate::table::Desc;
 use crate::{name, ready};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_proto::agent::Place;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
@@ -141,7 +141,7 @@ pub fn tcp_state(d: &Desc) -> u8 {
         return 7; // CLOSE
     }
     let st = ready::state(d);
-    let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
+    let shut = d.sock().flags.get().has(FlagSet::SHUT_WR);
     match (st.reset, st.eof, shut) {
         (true, _, _) | (_, true, true) => 7,
         (_, false, false) => ESTABLISHED,

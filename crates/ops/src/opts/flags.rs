@@ -4,8 +4,7 @@ use super::extra;
 use crate::stage;
 use crate::table::{Desc, Kind};
 use crate::{user, Cause, Outcome};
-use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
+use fsocket_abi::flags::FlagSet;
 use fsocket_sys::{self as sys, Result};
 
 const F_SETSIG: i32 = 10;
@@ -40,7 +39,7 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
     }
     match (d.kind(), cmd) {
         (Kind::Shm, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
-            let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
+            let on = d.sock().flags.get().has(FlagSet::NONBLOCK);
             if on {
                 v | nb
             } else {
@@ -93,11 +92,10 @@ fn set_nonblock(d: &Desc, on: bool) {
             let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
         }
         let f = &d.sock().flags;
-        if on {
-            f.fetch_or(flag::NONBLOCK, Ordering::Relaxed);
-        } else {
-            f.fetch_and(!flag::NONBLOCK, Ordering::Relaxed);
-        }
+        match on {
+            true => f.set(FlagSet::NONBLOCK),
+            false => f.clear(FlagSet::NONBLOCK),
+        };
     }
 }
 

@@ -9,14 +9,14 @@ use crate::table::Desc;
 use crate::values;
 use crate::{lengths, ready, stuck, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Half};
+use fsocket_abi::arena::Half;
 use fsocket_abi::channel::Dir;
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring::{self as ring, Failed};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Flags that change nothing for who finds something.
 const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MIGRATING | flag::DRAINED | flag::LOWAT;
 
 /// # Safety
 /// `buf` is the program's for `len` bytes; it need not be there.
@@ -126,7 +126,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     }
     let (r, rx, h) = d.rx();
     let Ok(t) = token::enter(h) else { return 0 };
-    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
+    if !d.is_conn() || !d.sock().flags.get().receives_plainly() {
         return 0;
     }
     // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them. The token is held.
@@ -152,7 +152,7 @@ pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: 
     }
     let (r, rx, h) = d.rx();
     let Some(t) = token::enter_on_credit(h) else { return 0 };
-    if h.credit.load(Ordering::Relaxed) == 0 || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
+    if h.credit.load(Ordering::Relaxed) == 0 || !d.sock().flags.get().receives_plainly() {
         return 0;
     }
     // SAFETY: as in `recv_fast`.
@@ -220,13 +220,13 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let s = d.sock();
     let (r, rx, h) = d.rx();
     let peek = flags & libc::MSG_PEEK != 0;
-    let mut block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    let mut block = !s.flags.get().has(FlagSet::NONBLOCK) && flags & libc::MSG_DONTWAIT == 0;
     // MSG_TRUNC on TCP: the bytes are discarded.
     let dst = (flags & libc::MSG_TRUNC == 0).then_some(buf);
     // As many bytes end a sleep.
     let mut target = match block {
         true if flags & libc::MSG_WAITALL != 0 => len,
-        true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => values::lowat(d).min(len),
+        true if s.flags.get().has(FlagSet::LOWAT) => values::lowat(d).min(len),
         _ => 1,
     };
     let (mut waits, mut hold) = (Wait::default(), None);
@@ -241,7 +241,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             let _ = path_taken(d, flags);
             done = 0;
         }
-        if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MIGRATING != 0 {
+        if !ring_has(d) || s.flags.get().is_switching() {
             looked = true;
             if left_rings(d) {
                 hold.get_or_insert_with(|| Hold::on(d));
@@ -255,14 +255,14 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 return restart::after(done, r);
             }
         }
-        if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+        if !s.flags.get().is_poisoned() {
             let got = match token::enter(h) {
                 Err(token::Reentered) => return Err(Errno::EAGAIN),
                 Ok(_) if !d.is_conn() => match stage::went_to(d) {
                     Some(_) => continue,
                     None => return restart::stop(d, done, Errno::EBADF, again),
                 },
-                Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MIGRATING | flag::DRAINED) != 0 => continue,
+                Ok(_) if s.flags.get().is_drained() => continue,
                 Ok(_t) => {
                     if len == 0 {
                         ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
@@ -314,7 +314,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 // ring a moment ago, is in the kernel.
                 continue;
             }
-            let poisoned = s.flags.load(Ordering::Relaxed) & flag::POISONED != 0;
+            let poisoned = s.flags.get().is_poisoned();
             if ring_has(d) && !poisoned && !(peek && done > 0) {
                 continue; // data came before the end that we have just seen
             }

@@ -4,8 +4,8 @@ use super::notify;
 use crate::table::Desc;
 use crate::{conn, ready, values};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
@@ -40,17 +40,18 @@ pub fn rather(d: &'static Desc, flags: i32, e: Errno) -> Errno {
 /// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
 /// one it does so in the kernel, and shows that it was urgent.
 pub(super) fn only_shut_both(d: &Desc) -> bool {
-    const SENT: u32 = flag::SHUT_WR | flag::SENT_AFTER_CLOSE | flag::POISONED;
+    let f = d.sock().flags.get();
     let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
     theirs & (status::SHUT_BOTH | status::CLOSED | status::RST) == status::SHUT_BOTH
-        && d.sock().flags.load(Ordering::Relaxed) & SENT == 0
+        && !f.has(FlagSet::SHUT_WR.or(FlagSet::SENT_AFTER_CLOSE))
+        && !f.is_poisoned()
         && d.sock().err.load(Ordering::Relaxed) == 0
 }
 
 /// Has this side shut down, or is there an error?
 fn broken(d: &Desc) -> bool {
     let s = d.sock();
-    s.err.load(Ordering::Relaxed) != 0 || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 || ready::state(d).reset
+    s.err.load(Ordering::Relaxed) != 0 || s.flags.get().has(FlagSet::SHUT_WR) || ready::state(d).reset
 }
 
 enum Refused {
@@ -64,29 +65,29 @@ enum Refused {
 /// Why `len` bytes cannot be sent, if so; updates what is reported only once.
 fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     let s = d.sock();
-    let f = s.flags.load(Ordering::Relaxed);
+    let f = s.flags.get();
     match ready::swap_error(s) {
         0 => {}
         libc::EPIPE => return Some(Refused::Pipe),
         e => return Some(Refused::Error(Errno::new(e))),
     }
     let st = ready::state(d);
-    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+    if st.reset && !s.flags.set(FlagSet::RST_REPORTED).has(FlagSet::RST_REPORTED) {
         return Some(match ready::reset_error(st) {
             libc::EPIPE => Refused::Pipe,
             e => Refused::Error(Errno::new(e)),
         });
     }
-    if f & flag::SHUT_WR != 0 || st.reset {
+    if f.has(FlagSet::SHUT_WR) || st.reset {
         return Some(Refused::Pipe);
     }
     if st.closed {
         let held = flags & libc::MSG_MORE != 0 && len < MSS;
-        if f & flag::SENT_AFTER_CLOSE == 0 && (len == 0 || held) {
+        if !f.has(FlagSet::SENT_AFTER_CLOSE) && (len == 0 || held) {
             // No segment, no answer.
             return if held { Some(Refused::Swallow) } else { None };
         }
-        if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
+        if !s.flags.set(FlagSet::SENT_AFTER_CLOSE).has(FlagSet::SENT_AFTER_CLOSE) {
             // The reset that answers it finds us with the peer's FIN received.
             s.err.store(libc::EPIPE, Ordering::Release);
             // A peer that has closed does not care; one that only shut down

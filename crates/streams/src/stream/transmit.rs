@@ -12,13 +12,13 @@ use crate::table::Desc;
 use crate::upcalls::watcher;
 use crate::{idle, lengths, ready, stuck, table, token, user, values};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Half, Reason};
+use fsocket_abi::arena::{Half, Reason};
 use fsocket_abi::channel::{status, POS_START};
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring::{self as ring, Failed};
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
-const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MIGRATED;
 /// The peer's state in which a send is not the ring's alone.
 const NOT_NOW: u32 = status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING;
 /// Flags that change nothing for us.
@@ -81,7 +81,7 @@ unsafe fn send_on(d: &'static Desc, buf: *const u8, len: usize, when: impl FnOnc
     let (_, rx, _) = d.rx();
     // A path switch leaves no room to `send_small` while it has the
     // token: these may be looked at before.
-    if s.flags.load(Ordering::Relaxed) & TX_BAD != 0 || rx.prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
+    if !s.flags.get().sends_plainly() || rx.prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
         return false;
     }
     let Ok(t) = token::enter(h) else { return false };
@@ -207,7 +207,7 @@ fn give_credit(d: &Desc, h: &Half) {
     d.set_sender(token::here());
     ring::give_credit(h);
     fsocket_sync::light_fence();
-    if d.sock().flags.load(Ordering::Relaxed) & TX_BAD != 0 {
+    if !d.sock().flags.get().sends_plainly() {
         // A signal handler on top of us: it could not enter, and there was no credit to withdraw.
         h.withdraw();
     }
@@ -223,7 +223,7 @@ pub fn sent_tiny(d: &'static Desc) {
 /// Does a send with these flags wait for room? A call of several parts asks once: what the flag of the
 /// socket is changed to meanwhile is for the next.
 pub fn blocks(d: &Desc, flags: i32) -> bool {
-    d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0
+    !d.sock().flags.get().has(FlagSet::NONBLOCK) && flags & libc::MSG_DONTWAIT == 0
 }
 
 /// [`send`] of a part; `block`: see [`blocks`].
@@ -315,7 +315,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 Some(_) => continue,
                 None => return restart::stop(d, done, Errno::EBADF, again),
             },
-            Ok(_) if stage::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
+            Ok(_) if stage::of(d) != Path::Shm || s.flags.get().has(FlagSet::SHUT_WR) => continue,
             Ok(_t) => {
                 idle::populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.

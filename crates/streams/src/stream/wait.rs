@@ -6,7 +6,8 @@ use crate::wait::teased::{self, Teased, NAP_NS};
 use crate::wait::word::{self, LONG};
 use crate::{ready, stats, stuck, table, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -46,8 +47,8 @@ impl Wait {
 /// Will no more data come, for whatever reason?
 pub(super) fn ended(d: &Desc) -> bool {
     let s = d.sock();
-    let f = s.flags.load(Ordering::Relaxed);
-    ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f & (flag::SHUT_RD | flag::POISONED) != 0
+    let f = s.flags.get();
+    ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f.has(FlagSet::SHUT_RD) || f.is_poisoned()
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?

@@ -7,9 +7,12 @@ use crate::ready::{self, IN, OUT, RDNORM};
 use crate::stage;
 use crate::table::{Desc, Kind};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
+use fsocket_abi::flags::FlagSet;
 use fsocket_ring as ring;
+
+/// What of this side is an edge.
+const EDGES: FlagSet = FlagSet::SHUT_RD.or(FlagSet::SHUT_WR).or(FlagSet::SENT_AFTER_CLOSE);
 
 impl Item {
     /// Has something come for it that the kernel would have told an outer instance of?
@@ -86,9 +89,7 @@ impl Item {
                 let (r, rx, h) = d.rx();
                 // What TCP would have sent a segment for.
                 let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
-                    | (d.sock().flags.load(Ordering::Relaxed) as u64
-                        & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
-                        << 32;
+                    | u64::from(d.sock().flags.get().only(EDGES).bits()) << 32;
                 let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
                 let (data, at) = ring::scan(r, rx, h, last.scan.load(Ordering::Relaxed));
                 let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
