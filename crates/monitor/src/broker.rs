@@ -21,6 +21,7 @@ pub mod keep;
 mod kernel;
 pub mod line;
 pub mod rights;
+mod shown;
 pub mod split;
 
 use crate::ancillary::Sender;

@@ -601,5 +601,15 @@ impl From<answer::Connect> for answer::Meet {
     }
 }
 
+impl Msg {
+    /// The monitor does not do what this packet asks for. `errno` is positive. A [`Hello`](request::Hello) is also
+    /// told the ABI version of the monitor.
+    #[must_use]
+    pub fn refused(&self, errno: i32) -> Msg {
+        let arg0 = if self.is::<request::Hello>() { fsocket_abi::VERSION.into() } else { 0 };
+        Msg { result: errno, arg0, ..Msg::new(self.kind).numbered(self.seq) }
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -81,14 +81,6 @@ impl Msg {
         Msg { seq, ..self }
     }
 
-    /// The monitor does not do what this packet asks for. `errno` is positive. A [`Hello`](crate::request::Hello) is also
-    /// told the ABI version of the monitor.
-    #[must_use]
-    pub fn refused(&self, errno: i32) -> Msg {
-        let arg0 = if self.is::<crate::request::Hello>() { fsocket_abi::VERSION.into() } else { 0 };
-        Msg { result: errno, arg0, ..Msg::new(self.kind).numbered(self.seq) }
-    }
-
     pub fn kind(&self) -> u32 {
         self.kind
     }

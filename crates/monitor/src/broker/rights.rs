@@ -6,6 +6,7 @@ use super::host::{self, Host};
 use super::keep::Keep;
 use super::kernel;
 use super::line::{self, errno_of, Ask, Given};
+use super::shown::Shown;
 use crate::address::{V4_ANY, V6_ANY};
 use crate::cpus::possible_cpus;
 use crate::descriptor;
@@ -23,32 +24,10 @@ use fsocket_bpf::select::Parts;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-
-/// Of each kind that is remembered; then the oldest is forgotten.
-const REMEMBERED: usize = 1 << 16;
-
-/// What clients have shown, oldest first out.
-struct Shown<K, V>(BTreeMap<K, V>, VecDeque<K>);
-
-impl<K: Ord + Clone, V> Shown<K, V> {
-    fn new() -> Shown<K, V> {
-        Shown(BTreeMap::new(), VecDeque::new())
-    }
-
-    fn insert(&mut self, key: K, value: V) {
-        if self.0.insert(key.clone(), value).is_none() {
-            self.1.push_back(key);
-            if self.1.len() > REMEMBERED {
-                let oldest = self.1.pop_front();
-                oldest.map(|key| self.0.remove(&key));
-            }
-        }
-    }
-}
 
 /// enum bpf_attach_type: programs of a socket's life.
 const SOCK_OPS: u32 = 3;
@@ -321,7 +300,7 @@ impl Rights {
         if !self.users.contains(&client.uid) || !self.users.contains(&server.uid) {
             return Err(Errno::PERM);
         }
-        let at = |ip| self.listeners.0.get(&(netns, server.port, ip));
+        let at = |ip| self.listeners.get(&(netns, server.port, ip));
         let owner = *at(server.ip).or_else(|| at(V4_ANY)).or_else(|| at(V6_ANY)).ok_or(Errno::PERM)?;
         let place = match netns == self.netns {
             true => None,
@@ -332,7 +311,7 @@ impl Rights {
             None => whose(&mut self.diag),
             Some(place) => maker::apart(Some(place.as_fd()), || Ok(whose(&mut SockDiag::new())))?,
         };
-        let bound = order.holder.and_then(|cookie| self.bound.0.get(&cookie));
+        let bound = order.holder.and_then(|cookie| self.bound.get(&cookie));
         if bound != Some(&(netns, client.port)) {
             order.holder = None;
         }
@@ -354,9 +333,9 @@ impl Rights {
             true => None,
             false => Some(maker::namespace_of(global, netns).map_err(|_| Errno::PERM)?),
         };
-        let ours = &self.cloned.0;
+        let ours = &self.cloned;
         let made = maker::apart(place.as_ref().map(AsFd::as_fd), || {
-            if stranger && !is_alone(global, |cookie| ours.contains_key(&cookie))? {
+            if stranger && !is_alone(global, |cookie| ours.get(&cookie).is_some())? {
                 return Err(Errno::PERM);
             }
             clone_as_owner(global, reservation)

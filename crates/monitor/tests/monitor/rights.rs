@@ -117,6 +117,26 @@ fn tcp(family: AddressFamily) -> OwnedFd {
     rustix::net::socket(family, SocketType::STREAM, None).unwrap()
 }
 
+/// Asks for switches with sockets that are bound, connected, or listen already. Returns all that came of it.
+fn by_sockets_that_are_something(c: &mut Proc, ch: &ChannelView, ip: [u8; 16], port: u16) -> Vec<OwnedFd> {
+    let bound = || {
+        let fd = tcp(AddressFamily::INET);
+        rustix::net::bind(&fd, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        fd
+    };
+    let mut held = vec![bound(), OwnedFd::from(connected()), OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap())];
+    for i in 0..3 {
+        for what in 0..6 {
+            let n = 200 + i * 6 + what as usize;
+            names(ch.slot(n), libc::AF_INET, ip, port);
+            let msg = Packet { id: u64::from(ch.id), arg0: n as u64, arg1: 9, ..Packet::new(request::Switch::KIND) };
+            let got = c.request(of(msg, request::Switch::KIND, CLIENT, what), Some(held[i].as_fd())).1;
+            held.extend(got);
+        }
+    }
+    held
+}
+
 /// One user on both sides of a connection of its own, and root's port: every order of requests, with
 /// sockets of every family and in every state.
 #[test]
@@ -177,24 +197,7 @@ fn no_port_of_somebody_else_by_a_switch() {
                 }
             }
         }
-        // Sockets that are something already.
-        let bound = || {
-            let fd = tcp(AddressFamily::INET);
-            rustix::net::bind(&fd, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-            fd
-        };
-        let made: [OwnedFd; 3] =
-            [bound(), OwnedFd::from(connected()), OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap())];
-        for (i, fd) in made.iter().enumerate() {
-            for what in 0..6 {
-                let n = 200 + i * 6 + what as usize;
-                names(ch.slot(n), libc::AF_INET, ip, port);
-                let msg =
-                    Packet { id: u64::from(ch.id), arg0: n as u64, arg1: 9, ..Packet::new(request::Switch::KIND) };
-                held.extend(c.request(of(msg, request::Switch::KIND, CLIENT, what), Some(fd.as_fd())).1);
-            }
-        }
-        held.extend(made);
+        held.extend(by_sockets_that_are_something(&mut c, &ch, ip, port));
         // One of them dies in between.
         drop(s);
         c.sync();
