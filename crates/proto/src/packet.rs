@@ -446,7 +446,7 @@ macro_rules! wire {
             $(wire!(@payload $(#[$rdoc])* $rkind $rname { $($(#[$rfdoc])* $rfield: $rtype = $rslot,)* });)*
             $(wire!(@payload $(#[$adoc])* $akind $aname { $($(#[$afdoc])* $afield: $atype = $aslot,)* });)*
             $(impl Asks for $aname {
-                type Answer = super::answer::$aname;
+                type Answer = answer::$aname;
             })*
         }
         /// Answers of the monitor, each to the request of the same name.
