@@ -214,6 +214,23 @@ impl SockDiag {
         Some(found)
     }
 
+    /// Local ports of all sockets that listen, or (`connected`) of all connections, those in TIME_WAIT as well: one entry
+    /// a socket. `None`: no usable answer. (The tables in /proc cost the kernel a walk through all its memory for each few
+    /// lines: 20 s for 25,000 connections.)
+    pub fn local_ports(&mut self, connected: bool) -> Option<Vec<u16>> {
+        const LISTENS: u32 = 1 << TCP_LISTEN;
+        const CONNECTED: u32 = 0x1fff & !1 & !LISTENS & !(1 << TCP_CLOSE);
+        let mut ports = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let (states, any) = (if connected { CONNECTED } else { LISTENS }, ([0; 16], 0));
+            self.ask(states, family, any, any, libc::NLM_F_DUMP as u16, |answer| {
+                ports.push(u16::from_be_bytes(answer.id.sport));
+                false
+            })?;
+        }
+        Some(ports)
+    }
+
     /// Cookies of all sockets with that port that listen, or are bound and nothing else (those since Linux 6.8).
     /// `None`: no usable answer.
     pub fn unconnected(&mut self, port: u16) -> Option<Vec<u64>> {
@@ -248,8 +265,21 @@ impl SockDiag {
         flags: u16,
         mut is_it: impl FnMut(&Answer) -> bool,
     ) -> Option<bool> {
-        self.seq = self.seq.wrapping_add(1);
         let answered = if state == TCP_BOUND_INACTIVE { TCP_CLOSE } else { state };
+        self.ask(1 << state, family, own, peer, flags, |a| u32::from(a.state) == answered && is_it(a))
+    }
+
+    /// The same for all states of which `states` has the bit.
+    fn ask(
+        &mut self,
+        states: u32,
+        family: i32,
+        own: ([u8; 16], u16),
+        peer: ([u8; 16], u16),
+        flags: u16,
+        mut is_it: impl FnMut(&Answer) -> bool,
+    ) -> Option<bool> {
+        self.seq = self.seq.wrapping_add(1);
         let request = Request {
             head: Head {
                 len: size_of::<Request>() as u32,
@@ -262,7 +292,7 @@ impl SockDiag {
             protocol: libc::IPPROTO_TCP as u8,
             ext: 0,
             pad: 0,
-            states: 1 << state,
+            states,
             id: SockId {
                 sport: own.1.to_be_bytes(),
                 dport: peer.1.to_be_bytes(),
@@ -293,8 +323,7 @@ impl SockDiag {
                     NLMSG_DONE => return Some(false),
                     NLMSG_ERROR => return (errno_of(body) == libc::ENOENT).then_some(false),
                     _ => {
-                        let found = Answer::read_from_prefix(body)
-                            .is_ok_and(|(a, _)| u32::from(a.state) == answered && is_it(&a));
+                        let found = Answer::read_from_prefix(body).is_ok_and(|(a, _)| is_it(&a));
                         if found || flags == 0 {
                             return Some(found);
                         }
@@ -326,6 +355,28 @@ fn errno_of(body: &[u8]) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_of_listeners_and_of_connections() {
+        use std::io::Read;
+        let mut diag = SockDiag::open().unwrap();
+        for ip in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(ip) else { continue };
+            let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (server, client_port) = (listener.accept().unwrap().0, client.local_addr().unwrap().port());
+            let port = listener.local_addr().unwrap().port();
+            let listened = diag.local_ports(false).unwrap();
+            assert!(listened.contains(&port) && !listened.contains(&client_port));
+            let connected = diag.local_ports(true).unwrap();
+            assert!(connected.contains(&port) && connected.contains(&client_port));
+            // Who closes first is in TIME_WAIT then.
+            drop(server);
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            drop((client, listener));
+            assert!(diag.local_ports(true).unwrap().contains(&port));
+            assert!(!diag.local_ports(false).unwrap().contains(&port));
+        }
+    }
 
     #[test]
     fn tells_live_from_gone() {

@@ -80,8 +80,10 @@ fn a_hundred_client_processes_leave_nothing() {
     after.since(&before).assert_shm(200);
     let settled = net::wait_until(Duration::from_secs(60), || server.descriptors() <= descriptors + POOL);
     assert!(settled.is_ok(), "server descriptors {descriptors} -> {}", server.descriptors());
-    let grown = address_space(server.pid()) - space;
-    assert!(grown <= KEPT_SPACE, "address space grew by {grown} kB");
+    // (On a busy machine the server hears of the last ends later.)
+    let grown = || address_space(server.pid()).saturating_sub(space);
+    let settled = net::wait_until(Duration::from_secs(60), || grown() <= KEPT_SPACE);
+    assert!(settled.is_ok(), "address space grew by {} kB", grown());
     if let Some(report) = host.snapshot().report {
         assert!(report.channels.len() <= 4, "channels of ended clients remain: {:?}", report.channels);
     }

@@ -1,9 +1,9 @@
 //! Leases of client ports, in blocks, so that two connections over shared
 //! memory never show the same pair of addresses, nor that of a kernel one.
 
+use crate::sockdiag::SockDiag;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ impl Ports {
         blocks().any(|block| block == first) && self.leased.insert(first)
     }
 
-    /// A thread asks the kernel for the ports in use. Its tables take 10 ms each where memory is large, and much longer
+    /// A thread asks the kernel for the ports in use. It walks through tables, 10 ms each where memory is large, and longer
     /// on a busy machine; the first client would wait for that.
     pub fn ask_beside(&mut self) {
         self.kernel.asked = std::thread::Builder::new().name("ports".into()).spawn(ports_in_use).ok();
@@ -96,8 +96,6 @@ pub struct KernelPorts {
 
 /// How long a port may be in TIME_WAIT.
 const REST: Duration = Duration::from_secs(60);
-/// Connections that are looked at, at most: the first client may wait for it.
-const LOOKED_AT: usize = 1 << 14;
 
 impl KernelPorts {
     pub fn read() -> KernelPorts {
@@ -139,21 +137,10 @@ impl KernelPorts {
     }
 }
 
-/// Local ports of the kernel's connections.
+/// Local ports of the kernel's sockets.
 fn ports_in_use() -> BTreeSet<u16> {
-    let mut used = BTreeSet::new();
-    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        let Ok(table) = std::fs::File::open(table) else { continue };
-        let lines = BufReader::new(table).lines().skip(1).take(LOOKED_AT).map_while(Result::ok);
-        used.extend(lines.filter_map(|l| local_port(&l)));
-    }
-    used
-}
-
-/// Of a line of /proc/net/tcp: "  0: 0100007F:1F90 00000000:0000 0A ...".
-fn local_port(line: &str) -> Option<u16> {
-    let address = line.split_whitespace().nth(1)?;
-    u16::from_str_radix(address.rsplit(':').next()?, 16).ok()
+    let asked = |connected| SockDiag::open().ok()?.local_ports(connected);
+    [true, false].into_iter().filter_map(asked).flatten().collect()
 }
 
 #[cfg(test)]
@@ -223,14 +210,6 @@ mod tests {
         assert!(ports.kernel.asked.is_some());
         ports.lease(|_| false).unwrap();
         assert!(ports.kernel.rests(listener.local_addr().unwrap().port()));
-    }
-
-    #[test]
-    fn lines_of_the_kernels_table() {
-        assert_eq!(local_port("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000"), Some(8080));
-        assert_eq!(local_port("  12: 00000000000000000000000001000000:FFFF 0000:0000 06"), Some(65535));
-        assert_eq!(local_port(""), None);
-        assert_eq!(local_port("  sl  local_address rem_address"), None);
     }
 
     #[test]

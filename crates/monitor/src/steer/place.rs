@@ -1,26 +1,21 @@
 //! A network namespace that is not necessarily the monitor's own, and what can
 //! be read there.
 
+use crate::sockdiag::SockDiag;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Seek};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// From linux/sockios.h: the network namespace of a socket, as a descriptor.
 const SIOCGSKNS: libc::c_ulong = 0x894C;
-/// State of a listener in /proc/net/tcp.
-const LISTEN: &str = "0A";
 
 pub struct Place {
     namespace: OwnedFd,
     /// SO_NETNS_COOKIE.
     pub cookie: u64,
-    /// /proc/net/tcp and tcp6, which stay those of the namespace in which they
-    /// were opened.
-    tables: Vec<File>,
 }
 
 impl Place {
@@ -34,29 +29,26 @@ impl Place {
         }
         // SAFETY: the kernel has just made it for us.
         let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
-        let mut place = Place { namespace, cookie: 0, tables: Vec::new() };
+        let mut place = Place { namespace, cookie: 0 };
         let found = place.within(|| {
             let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-            let cookie = socket.and_then(|s| crate::descriptor::netns_cookie(s.as_fd()));
-            let tables = ["tcp", "tcp6"].iter().filter_map(|t| File::open(format!("/proc/thread-self/net/{t}")).ok());
-            cookie.map(|cookie| (cookie, tables.collect()))
+            socket.and_then(|s| crate::descriptor::netns_cookie(s.as_fd()))
         })?;
-        (place.cookie, place.tables) = found.map_err(|e| format!("cannot make a socket there: {e}"))?;
+        place.cookie = found.map_err(|e| format!("cannot make a socket there: {e}"))?;
         Ok(place)
     }
 
     /// The network namespace that a file names; `socket` makes a socket there.
     pub fn named(file: &Path, socket: impl FnOnce() -> Result<OwnedFd, String> + Send) -> Result<Place, String> {
         let namespace = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?.into();
-        let there = Place { namespace, cookie: 0, tables: Vec::new() };
+        let there = Place { namespace, cookie: 0 };
         Place::of(there.within(socket)??.as_fd())
     }
 
     /// The same once more.
     pub fn again(&self) -> Result<Place, String> {
         let failed = |e: std::io::Error| format!("cannot hold the network namespace twice: {e}");
-        let tables = self.tables.iter().map(File::try_clone).collect::<Result<_, _>>().map_err(failed)?;
-        Ok(Place { namespace: self.namespace.try_clone().map_err(failed)?, cookie: self.cookie, tables })
+        Ok(Place { namespace: self.namespace.try_clone().map_err(failed)?, cookie: self.cookie })
     }
 
     /// The file that names it, as `ip netns` makes them.
@@ -97,47 +89,16 @@ impl Place {
 
     /// Ports on which somebody listens, in order.
     pub fn listened_ports(&self) -> Vec<u16> {
-        let mut ports = BTreeSet::new();
-        // Listeners come first in these tables, and there may be a million
-        // connections behind them.
-        self.each_socket(|port, state| {
-            let listens = state == LISTEN;
-            if listens {
-                ports.insert(port);
-            }
-            listens
-        });
-        ports.into_iter().collect()
+        self.ports(false).into_iter().collect::<BTreeSet<u16>>().into_iter().collect()
     }
 
     /// Local ports of connections, one entry a connection.
     pub fn local_ports(&self) -> Vec<u16> {
-        let mut ports = Vec::new();
-        self.each_socket(|port, state| {
-            if state != LISTEN {
-                ports.push(port);
-            }
-            true
-        });
-        ports
+        self.ports(true)
     }
 
-    /// Local port and state of each TCP socket, of each table until `f` has seen
-    /// enough of it.
-    fn each_socket(&self, mut f: impl FnMut(u16, &str) -> bool) {
-        for mut table in &self.tables {
-            if table.rewind().is_err() {
-                continue;
-            }
-            for line in BufReader::new(table).lines().skip(1).map_while(Result::ok) {
-                // "  0: 0100007F:1F90 00000000:0000 0A ..."
-                let mut fields = line.split_whitespace().skip(1);
-                let port = fields.next().and_then(|a| u16::from_str_radix(a.rsplit(':').next()?, 16).ok());
-                let (Some(port), Some(state)) = (port, fields.nth(1)) else { continue };
-                if !f(port, state) {
-                    break;
-                }
-            }
-        }
+    fn ports(&self, connected: bool) -> Vec<u16> {
+        let asked = self.within(|| SockDiag::open().ok()?.local_ports(connected));
+        asked.ok().flatten().unwrap_or_default()
     }
 }
