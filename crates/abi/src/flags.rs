@@ -3,13 +3,13 @@
 //! Where the connection is ([`Stage`]) is in this word alone, as far as this side is concerned; the peer's part is in its
 //! status word ([`crate::channel::status`]).
 //!
-//! ```text
-//!            begin_switch             end_switch
-//!  Rings ───────────────▶ Switching ─────────────▶ Moved { ring: Mine or Drained }
-//!    │                        │                        ▲
-//!    ├── follow ──────────────┼────────────────────────┘   (the peer has moved; what the ring still has is read first)
-//!    └── poison ──────────────┴──▶ Poisoned               (a reset; nothing follows)
-//! ```
+//! | from | method | to | when |
+//! | --- | --- | --- | --- |
+//! | Rings | [`Flags::begin_switch`] | Switching | this side moves the connection |
+//! | Switching | [`Flags::end_switch`] | Moved, drained | the mover is done |
+//! | Rings | [`Flags::follow`] | Moved, not drained | the peer has moved; the rest of the ring is read first |
+//! | Rings, before it follows | [`Flags::drain`] | Rings; drained once it has moved | the rest of the ring comes once more in the kernel |
+//! | any | [`Flags::poison`] | Poisoned | the peer broke the protocol, or the switch failed |
 
 use core::sync::atomic::Ordering;
 use fsocket_sync::atomic::AtomicU32;
