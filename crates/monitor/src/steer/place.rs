@@ -87,18 +87,17 @@ impl Place {
         }
     }
 
-    /// Ports on which somebody listens, in order.
-    pub fn listened_ports(&self) -> Vec<u16> {
-        self.ports(false).into_iter().collect::<BTreeSet<u16>>().into_iter().collect()
+    /// Ports on which somebody listens, in order; `None`: the kernel does not say.
+    pub fn listened_ports(&self) -> Option<Vec<u16>> {
+        Some(self.ports(false)?.into_iter().collect::<BTreeSet<u16>>().into_iter().collect())
     }
 
-    /// Local ports of connections, one entry a connection.
+    /// Local ports of connections, one entry a connection. Empty if the kernel does not say.
     pub fn local_ports(&self) -> Vec<u16> {
-        self.ports(true)
+        self.ports(true).unwrap_or_default()
     }
 
-    fn ports(&self, connected: bool) -> Vec<u16> {
-        let asked = self.within(|| SockDiag::open().ok()?.local_ports(connected));
-        asked.ok().flatten().unwrap_or_default()
+    fn ports(&self, connected: bool) -> Option<Vec<u16>> {
+        self.within(|| SockDiag::open().ok()?.local_ports(connected)).ok()?
     }
 }

@@ -127,9 +127,9 @@ pub fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<St
 }
 
 impl Steered {
-    /// Brings the map of listened ports up to date.
+    /// Brings the map of listened ports up to date. Without an answer of the kernel's the map stays as it is.
     pub fn refresh_listened(&mut self) {
-        let now = self.place.listened_ports();
+        let Some(now) = self.place.listened_ports() else { return };
         let gone = self.listened.iter().filter(|p| !now.contains(p)).map(|p| (*p, false));
         for (port, listened) in gone.chain(now.iter().map(|p| (*p, true))) {
             if let Err(e) = self.steering.set_listened(port, listened) {
