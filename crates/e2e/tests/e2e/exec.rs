@@ -11,8 +11,11 @@ fn what_is_inherited_stays_fast() {
     let host = Host::new();
     let Some(delta) = e2e::same_transcripts(&host, 120, "exec.py", &[]) else { return };
     assert!(delta.get("connect_shm") >= 25 && delta.get("accept_shm") >= 25, "not over shared memory\n{delta}");
-    assert!(delta.get("connect_kernel") == 0 && delta.get("accept_kernel") == 0, "over kernel TCP\n{delta}");
-    assert!(delta.get("path_switch") == 0, "went over to the kernel\n{delta}");
+    // (On a busy machine a next program may need more than a second to begin: what waits for it is the kernel's then.)
+    let untaken = delta.get("fallback.untaken");
+    assert!(untaken <= 4, "the next programs accept nothing\n{delta}");
+    assert!(delta.get("connect_kernel") + delta.get("accept_kernel") <= untaken, "over kernel TCP\n{delta}");
+    assert!(delta.get("path_switch") <= untaken, "went over to the kernel\n{delta}");
     assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
     // Nothing is left of the programs that were replaced.
     let report = host.snapshot();

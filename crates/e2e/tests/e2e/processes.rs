@@ -94,8 +94,9 @@ fn a_listener_whose_clients_come_and_go() {
         let run = |side| host.run(side, "listener_edges", 120, PYTHON, &[&path, seed, workers, "150"]).success().stdout;
         let stock = run(Stock);
         let before = host.snapshot();
-        assert_eq!(run(Accel), stock, "seed {seed}, {workers} workers");
+        let ours = run(Accel);
         let delta = host.snapshot().since(&before);
+        assert_eq!(ours, stock, "seed {seed}, {workers} workers\n{delta}");
         assert!(stock_mode() || delta.get("accept_shm") >= 20 && delta.get("connect_kernel") == 0, "{delta}");
     }
 }

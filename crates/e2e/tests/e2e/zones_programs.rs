@@ -72,7 +72,8 @@ fn strict() -> Host {
     Host::configured(None, "[balance]\nmigrate = false\n")
 }
 
-/// Both zones accepted at least `n` from their own socket.
+/// Both zones accepted from their own socket what came there, about `n`. (A worker that has no CPU for a while is
+/// helped by the other one.)
 #[track_caller]
 fn assert_local(host: &Host, n: u64) {
     if stock_mode() {
@@ -80,7 +81,8 @@ fn assert_local(host: &Host, n: u64) {
     }
     let zones = host.zones();
     for cpu in 0..2 {
-        assert!(accepted(&zones, cpu, "local") >= n, "zone {cpu}: {zones:#}");
+        let [local, remote, global] = ["local", "remote", "global"].map(|from| accepted(&zones, cpu, from));
+        assert!(local >= n * 3 / 4 && remote + global == 0, "zone {cpu}: {zones:#}");
     }
 }
 

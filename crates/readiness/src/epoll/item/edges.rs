@@ -22,11 +22,22 @@ impl Item {
         }
         let Some(d) = self.desc() else { return false };
         let came = self.edge(d, &self.passed, true);
-        let fresh = self.passed.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
-        if fresh {
+        let fresh = !came && self.events_at_first(d, &self.passed) != 0;
+        if came && ready::events(d, self.wanted()) != 0 || fresh {
             self.passed.fresh.store(false, Ordering::Relaxed);
         }
         came || fresh
+    }
+
+    /// The events of an item of which nothing was reported yet, and which are an edge for that reason; 0: none.
+    fn events_at_first(&self, d: &Desc, last: &Reported) -> u32 {
+        if !last.fresh.load(Ordering::Relaxed) || ready::events(d, self.wanted()) == 0 {
+            return 0;
+        }
+        // They may have come since `edge` has looked, and must not be an edge once more. What is noted now is part of
+        // what is reported, because the events are asked for afterwards.
+        self.edge(d, last, true);
+        ready::events(d, self.wanted())
     }
 
     /// The events to report now; 0: none.
@@ -44,16 +55,17 @@ impl Item {
         }
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
-        if edge && self.pending().is_none() {
+        let ev = if edge && self.pending().is_none() {
             if stage::is_moving(d) {
                 return 0; // no edge is told of now, so none is noted
             }
-            let fresh = self.reported.fresh.load(Ordering::Relaxed);
-            if !self.edge(d, &self.reported, true) && !fresh {
-                return 0;
+            match self.edge(d, &self.reported, true) {
+                true => ready::events(d, self.wanted()),
+                false => self.events_at_first(d, &self.reported),
             }
-        }
-        let ev = ready::events(d, self.wanted());
+        } else {
+            ready::events(d, self.wanted())
+        };
         if ev == ready::PENDING {
             return ev;
         }
