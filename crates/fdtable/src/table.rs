@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 /// them that read and write below our hooks.
 pub const STDIO: i32 = 2;
 /// Descriptors from here on are left to the kernel.
-pub use crate::process::MAX_FD;
+use crate::process::MAX_FD;
 
 // (The first lie beside what a fork writes; the zeros behind need no memory. layout.ld.)
 #[link_section = ".bss.fsocket_numbers"]

@@ -1,5 +1,5 @@
 //! The process changes: start, fork, exec, what is inherited, credentials, filters, io_uring; and what the monitor
-//! says. The hooks see all layers of the library through this one.
+//! says.
 //!
 //! This code runs inside other people's programs: before constructors, in
 //! signal handlers, between fork and exec, inside allocators. So: no standard
@@ -28,20 +28,17 @@ pub mod start;
 pub mod unshared;
 pub mod uring;
 
-pub use fsocket_compat::{rings, unhooked};
-pub use fsocket_fdtable::{arena, ctl, pool, pristine, socks, space, table, upcalls};
-pub use fsocket_listeners::{claim, establish, in_use, listen, route, short_lived};
-pub use fsocket_migrate::{path, upgrade};
-pub use fsocket_ops::{accept, close, connect, names, opts, slice};
-pub use fsocket_readiness::{epoll, poll, ready};
-pub use fsocket_runtime::identity;
-pub use fsocket_runtime::{
-    bits, cow, faults, heartbeat, inspect, keeping, lengths, lent, lock, mailbox, making, memory_fd, name, options,
-    probe, process, registry, rights, room, sealed, signals, slab, spin, stats, successor, token, user, Cause, Outcome,
+use fsocket_compat::{rings, unhooked};
+use fsocket_fdtable::{arena, ctl, pool, pristine, socks, space, table, upcalls};
+use fsocket_listeners::{listen, route, short_lived};
+use fsocket_migrate::{path, upgrade};
+use fsocket_ops::{close, opts};
+use fsocket_readiness::epoll;
+use fsocket_runtime::identity;
+use fsocket_runtime::{
+    cow, faults, inspect, lent, lock, mailbox, making, memory_fd, probe, process, registry, rights, room, sealed,
+    signals, stats, successor, user, Outcome,
 };
-pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
-pub use fsocket_streams::{msg, sendfile, stream};
-pub use fsocket_sys::{Errno, Result};
-pub use fsocket_uaccess::{copy_by, Memcpy};
+use fsocket_shm::{asleep, cancel, chan, conn, peers, stage, values, waker};
 
-pub use fsocket_zones as zone;
+use fsocket_zones as zone;

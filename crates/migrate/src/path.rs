@@ -22,7 +22,7 @@ mod queue;
 mod settle;
 
 use crate::stage::peer_status;
-pub use crate::stage::{can_follow, events, is_moving, kernel_part, of, went_to, Path};
+use crate::stage::{can_follow, of, went_to, Path};
 use carry::{carry, pass_over, pour_all};
 use patience::{await_peer, patiently, PATIENCE_NS};
 pub use queue::{

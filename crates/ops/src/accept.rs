@@ -178,7 +178,7 @@ unsafe fn take(
     d.options().set_values(options.opt);
     // An address of its own makes a socket IPv6-only, unless it is a mapped one.
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
-    d.options().set_value(opts::V6ONLY, (family == libc::AF_INET6 as u16 && only6).into());
+    d.options().set_value(crate::options::V6ONLY, (family == libc::AF_INET6 as u16 && only6).into());
     if kept::any(listener) {
         if let Some(from) = table::fd_of(listener) {
             kept::inherit(listener, from, d, fd);

@@ -21,7 +21,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 
 /// The application closes `fd`.
 pub fn close(fd: i32) -> Outcome<Result<()>> {
-    if own(fd) {
+    if process::owns(fd) {
         return Outcome::Done(Err(Errno::EBADF));
     }
     match table::remove(fd) {
@@ -40,7 +40,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
 /// them, and nothing is done.
 #[inline]
 pub fn is_kernel_only(fd: i32) -> bool {
-    if table::lookup(fd).is_some() || own(fd) || pool::holds(fd) || table::has_ends() {
+    if table::lookup(fd).is_some() || process::owns(fd) || pool::holds(fd) || table::has_ends() {
         return false;
     }
     frees(fd);
@@ -55,8 +55,6 @@ fn frees(fd: i32) {
     table::fds_gone(fd..=fd);
     pool::kernel_freed(fd);
 }
-
-pub use crate::process::owns as own;
 
 /// `fd` left the table. `really`: its placeholder is to be closed too.
 fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
@@ -209,7 +207,7 @@ fn as_disconnected(fd: i32, bound_to: Option<Addr>) {
 
 fn part(d: &'static Desc, reset: bool) {
     let s = d.sock();
-    let _hold = stream::Hold::on(d);
+    let _hold = conn::Hold::on(d);
     if socks::is_shared(s) {
         return path::restart(d);
     }
@@ -220,8 +218,8 @@ fn part(d: &'static Desc, reset: bool) {
         }
     }
     if reset {
-        s.opt[crate::opts::LINGER_ON].store(1, Ordering::Relaxed);
-        s.opt[crate::opts::LINGER_SECS].store(0, Ordering::Relaxed);
+        s.opt[fsocket_abi::arena::LINGER_ON].store(1, Ordering::Relaxed);
+        s.opt[fsocket_abi::arena::LINGER_SECS].store(0, Ordering::Relaxed);
     }
     release_conn(d);
     epoll::migrated_to_kernel(d, None);
@@ -236,8 +234,8 @@ fn part(d: &'static Desc, reset: bool) {
 fn finish(d: &'static Desc, alone: bool) -> bool {
     let s = d.sock();
     let (r, rx, h) = d.rx();
-    let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
-        && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
+    let linger0 = s.opt[fsocket_abi::arena::LINGER_ON].load(Ordering::Relaxed) != 0
+        && s.opt[fsocket_abi::arena::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && !s.flags.get().is_poisoned();
     path::close_draining(d, true, unread || linger0);
     let before = d.tx().1.prod.status.load(Ordering::Relaxed);
@@ -256,7 +254,7 @@ fn finish(d: &'static Desc, alone: bool) -> bool {
     }
     stats::add(Counter::TxBytes, s.tx.bytes.swap(0, Ordering::Relaxed));
     stats::add(Counter::RxBytes, s.rx.bytes.swap(0, Ordering::Relaxed));
-    stream::end(d, st | status::CLOSED);
+    conn::end(d, st | status::CLOSED);
     stream::notify_all(d);
     unread || linger0
 }
@@ -316,7 +314,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             // Behind the last byte of a send that another thread is in.
             let _t = token::enter(&s.tx);
             s.tx.withdraw();
-            stream::end(d, status::FIN);
+            conn::end(d, status::FIN);
         }
     }
     // A connect that had not been asked about again has succeeded now.
@@ -385,7 +383,7 @@ pub fn overwritten(fd: i32) {
 /// through `close`. Returns the ranges around our own descriptors that the
 /// kernel may close.
 pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<()>) -> Result<()> {
-    let end = (last as usize).min(table::scan_limit().max(table::MAX_FD.min(1 << 16)) - 1);
+    let end = (last as usize).min(table::scan_limit().max(process::MAX_FD.min(1 << 16)) - 1);
     for fd in first as usize..=end {
         if table::lookup(fd as i32).is_some() {
             let _ = close(fd as i32);

@@ -4,8 +4,8 @@ use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, sharing_of, End};
 use crate::table::{Desc, Kind};
 use crate::{
-    ctl, epoll, inspect, kept, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Cause,
-    Outcome,
+    ctl, epoll, inspect, kept, name, options, ready, route, slice, socks, stats, table, unhooked, upgrade, user,
+    values, Cause, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
@@ -58,9 +58,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     if family as i32 == libc::AF_INET6 {
         if bound {
             // `bind` to an address makes a socket IPv6-only.
-            opts::learn(d, fd, opts::V6ONLY);
+            values::learn(d, fd, options::V6ONLY);
         }
-        if d.options().value(opts::V6ONLY) != 0 && name::is_v4(&dst.ip) {
+        if d.options().value(options::V6ONLY) != 0 && name::is_v4(&dst.ip) {
             return to_kernel(fd, d, Reason::Option); // ENETUNREACH
         }
     }
@@ -78,7 +78,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         Ok(()) => {
             stats::count(Counter::ConnectShm);
             // A handshake takes longer than no time at all.
-            let at_once = d.options().send_timeout() == opts::AT_ONCE;
+            let at_once = d.options().send_timeout() == options::AT_ONCE;
             if at_once || d.sock().flags.get().has(FlagSet::NONBLOCK) {
                 d.sock().flags.set(FlagSet::CONNECTING);
                 return Outcome::Done(Err(Errno::EINPROGRESS));

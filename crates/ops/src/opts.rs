@@ -21,12 +21,13 @@ use fsocket_abi::channel::sharing;
 use fsocket_sys::{self as sys, Errno, Result};
 
 use crate::options::*;
-pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
-pub use crate::values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
+use crate::options::{AT_ONCE, V6ONLY};
+use crate::values::{learn, size_buffers};
 use crate::values::{set_value, size_lowat};
 use effect::Effect;
 pub use extra::sends;
 pub use flags::{fcntl, ioctl, is_kernels, nonblock_from_below, survives};
+use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;

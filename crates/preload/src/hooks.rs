@@ -20,7 +20,8 @@ use crate::hook::{Asleep, Hook};
 use crate::real;
 use crate::table::{hooks, variadic_hooks};
 use answer::guarded;
-use fsocket_lifecycle::{cancel, lent, process as state};
+use fsocket_runtime::{lent, process as state};
+use fsocket_shm::cancel;
 use libc::*;
 
 /// The body of a hook: written by hand, or made of what the table says.

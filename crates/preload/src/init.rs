@@ -5,12 +5,16 @@
 
 use crate::{home, musl, summary};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
+use fsocket_fdtable::ctl;
 use fsocket_lifecycle::exec::environment;
-use fsocket_lifecycle::process::is_asleep;
-use fsocket_lifecycle::signals::Held;
-use fsocket_lifecycle::zone::{self, Pin};
-use fsocket_lifecycle::{ctl, fork, inherit, lent, passing, process, short_lived, start, stats};
+use fsocket_lifecycle::{fork, inherit, passing, start};
+use fsocket_listeners::short_lived;
+use fsocket_runtime::process::is_asleep;
+use fsocket_runtime::signals::Held;
+use fsocket_runtime::{lent, process, stats};
 use fsocket_sys as sys;
+use fsocket_zones as zone;
+use fsocket_zones::Pin;
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -126,7 +130,7 @@ fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
     };
     // (A program's own one may be one that watches: ThreadSanitizer's would call the order of a ring's words a race.)
     if let Some(memcpy) = crate::memory::libcs_memcpy() {
-        fsocket_lifecycle::copy_by(memcpy);
+        fsocket_uaccess::copy_by(memcpy);
     }
     start::init(&start::Config {
         socket,

@@ -165,11 +165,11 @@ core::arch::global_asm!(
 );
 
 /// libc's own `memcpy`, which is the fastest on this processor; None: it is not found.
-pub fn libcs_memcpy() -> Option<fsocket_lifecycle::Memcpy> {
+pub fn libcs_memcpy() -> Option<fsocket_uaccess::Memcpy> {
     let at = crate::real::address(c"memcpy");
     let is_libcs = home::of(at).is_some_and(|h| h.name.to_bytes().ends_with(b"/libc.so.6"));
     // SAFETY: libc's function of that name has this type.
-    is_libcs.then(|| unsafe { core::mem::transmute::<*const c_void, fsocket_lifecycle::Memcpy>(at) })
+    is_libcs.then(|| unsafe { core::mem::transmute::<*const c_void, fsocket_uaccess::Memcpy>(at) })
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]

@@ -4,7 +4,7 @@ use core::fmt::Write;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, COUNTERS};
-use fsocket_lifecycle::stats;
+use fsocket_runtime::stats;
 use fsocket_sys as sys;
 
 const STDERR: i32 = 2;

@@ -6,11 +6,12 @@ mod sleep;
 
 use crate::asleep::Mark;
 use crate::path;
+use crate::process;
 use crate::ready;
 use crate::signals::Held;
 use crate::stage;
 use crate::stage::Path;
-use crate::table::{self, Kind};
+use crate::table::Kind;
 use crate::zone::{self, poll::Beside};
 use crate::{cancel, ctl, epoll, listen, pool, upgrade, user, waker, Cause, Outcome};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -50,7 +51,7 @@ unsafe fn poll_noting(
     mask: *const libc::sigset_t,
     slept: &mut bool,
 ) -> Outcome<Result<usize>> {
-    if n == 0 || n > table::MAX_FD || !user::readable(fds, n) {
+    if n == 0 || n > process::MAX_FD || !user::readable(fds, n) {
         return Outcome::Kernel(Cause::NotOurs);
     }
     // SAFETY: they are there.

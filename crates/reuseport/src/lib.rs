@@ -10,5 +10,3 @@ pub mod classic;
 pub mod copy;
 pub mod listener;
 pub mod reservation;
-
-pub use fsocket_sys::Errno;

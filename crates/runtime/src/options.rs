@@ -1,7 +1,5 @@
 //! The options that are recorded, and their defaults.
 
-pub use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
-
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 

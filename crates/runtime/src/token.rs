@@ -10,7 +10,7 @@ use fsocket_abi::arena::{Counter, Half};
 use fsocket_sync::token::{self, Env};
 use fsocket_sys as sys;
 
-pub use fsocket_sync::token::Reentered;
+use fsocket_sync::token::Reentered;
 
 struct Linux;
 impl Env for Linux {

@@ -20,7 +20,7 @@ use fsocket_sync::segments::Segments;
 use fsocket_sys as sys;
 
 pub use crate::segment::{mappable, Rings};
-pub use fsocket_ring::syn::len as queue_len;
+use fsocket_ring::syn::len as queue_len;
 
 mod client;
 mod distrust;

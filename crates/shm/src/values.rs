@@ -2,9 +2,10 @@
 //! and back.
 
 use crate::kept;
-use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP};
+use crate::options::{AT_ONCE, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
 use fsocket_abi::flags::FlagSet;
 use fsocket_sys as sys;
 

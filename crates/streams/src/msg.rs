@@ -157,7 +157,7 @@ unsafe fn recv_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usiz
         // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
         return unsafe { peekv(d, v, flags) };
     }
-    let target = stream::low_water(d).min(v.total());
+    let target = fsocket_shm::conn::low_water(d).min(v.total());
     let sleeps = flags & libc::MSG_WAITALL != 0 || target > 1 || !crate::ready::can_recv(d);
     if sleeps && flags & libc::MSG_DONTWAIT == 0 {
         // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.

@@ -8,7 +8,7 @@ mod transmit;
 mod turn;
 mod wait;
 
-pub use crate::conn::{end, is_nonsense, low_water, poison, publish_cpu, ring_has, Hold};
+use crate::conn::{end, is_nonsense, low_water, poison, publish_cpu, ring_has, Hold};
 pub use receive::{before_urgent, found_nothing, has_failed_below, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use refuse::{rather, refused};
 pub use transmit::{

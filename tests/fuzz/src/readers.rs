@@ -1,7 +1,7 @@
 //! Readers of what somebody else has written as a whole.
 
 use crate::input::Input;
-use fsocket_lifecycle::route;
+use fsocket_listeners::route;
 use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
 use fsocket_proto::report::Report;
 use fsocket_proto::{Addr, Message, Msg, Request};

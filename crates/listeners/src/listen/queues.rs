@@ -20,9 +20,9 @@ impl Listener {
     /// Is there a connection for us? With `steal`, also in others' queues.
     pub fn has_syn(&self, steal: bool) -> bool {
         self.chans().any(|c| {
-            self.own_queue().is_some_and(|q| chan::queue_len(c.queue(q)) > 0)
-                || chan::queue_len(c.queue(0)) > 0
-                || (steal && others(c).any(|q| chan::queue_len(c.queue(q)) > 0))
+            self.own_queue().is_some_and(|q| fsocket_ring::syn::len(c.queue(q)) > 0)
+                || fsocket_ring::syn::len(c.queue(0)) > 0
+                || (steal && others(c).any(|q| fsocket_ring::syn::len(c.queue(q)) > 0))
         })
     }
 

@@ -9,7 +9,7 @@ use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-fn errno(e: fsocket_reuseport::Errno) -> Errno {
+fn errno(e: fsocket_sys::Errno) -> Errno {
     Errno::from_raw_os_error(e.raw())
 }
 

@@ -75,7 +75,7 @@ pub fn of_connection(fd: i32, d: &Desc) -> Result<(Info, usize)> {
 /// Connections that wait in the queues. Only a worker has those; the monitor knows.
 fn queued(l: &listen::Listener) -> u32 {
     if l.is_worker() {
-        let of = |c: &chan::Chan| (0..=WORKERS).map(|q| chan::queue_len(c.queue(q))).sum::<u32>();
+        let of = |c: &chan::Chan| (0..=WORKERS).map(|q| fsocket_ring::syn::len(c.queue(q))).sum::<u32>();
         return l.chans().map(of).sum();
     }
     let ask = request::Options { listener: l.id.load(Ordering::Relaxed), mark: 0 };

@@ -1,7 +1,9 @@
 //! From what core answers to what libc returns: values, errno, panics.
 
 use super::threads;
-use fsocket_lifecycle::{cancel, Outcome, Result};
+use fsocket_runtime::Outcome;
+use fsocket_shm::cancel;
+use fsocket_sys::Result;
 use libc::*;
 
 /// Run `f`; should it panic, the call fails with EIO. Ends the thread if `f` has
@@ -128,7 +130,7 @@ impl Answer<c_int> for Result<()> {
 /// Programs look through all numbers for what they have inherited.
 #[inline(always)]
 pub(super) fn gone(fd: c_int) -> bool {
-    let gone = fsocket_lifecycle::pool::holds(fd) || fsocket_lifecycle::close::own(fd);
+    let gone = fsocket_fdtable::pool::holds(fd) || fsocket_runtime::process::owns(fd);
     if gone {
         fsocket_sys::Errno::EBADF.set();
     }

@@ -6,7 +6,7 @@
 use super::process;
 use crate::real;
 use fsocket_lifecycle::exec::borrower::{copied, touch};
-use fsocket_lifecycle::lent::{borrowed, Loan};
+use fsocket_runtime::lent::{borrowed, Loan};
 use fsocket_sys as sys;
 use libc::*;
 

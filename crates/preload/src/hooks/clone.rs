@@ -1,7 +1,7 @@
 //! `clone` with a function and a stack that is a `vfork` otherwise: the child runs in the parent's memory.
 
 use fsocket_lifecycle::lend;
-use fsocket_lifecycle::lent::{self, Loan};
+use fsocket_runtime::lent::{self, Loan};
 use libc::*;
 
 /// The child borrows the parent's memory, the parent waits, and descriptors are not shared.

@@ -1,8 +1,12 @@
 //! Closing and duplicating descriptors, and their flags.
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
-use fsocket_lifecycle::{by_number, close as ops, opts, pristine, table, unshared, Outcome, Result};
+use fsocket_fdtable::{pristine, table};
+use fsocket_lifecycle::{by_number, unshared};
+use fsocket_ops::{close as ops, opts};
+use fsocket_runtime::Outcome;
 use fsocket_sys as sys;
+use fsocket_sys::Result;
 use libc::*;
 
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -33,7 +37,7 @@ fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
     if !ops::duplicated(fd, new) {
         // SAFETY: a number that the kernel has just given out, and nobody has seen.
         unsafe { close(new) };
-        fsocket_lifecycle::Errno::new(refused).set();
+        fsocket_sys::Errno::new(refused).set();
         return -1;
     }
     new
@@ -82,14 +86,14 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
     let may = || match ops::may_duplicate(old, new) {
         true => 0,
         false => {
-            fsocket_lifecycle::Errno::new(EBUSY).set();
+            fsocket_sys::Errno::new(EBUSY).set();
             -1
         }
     };
     if old != new && guarded(may) < 0 {
         return Some(-1);
     }
-    if ops::own(new) {
+    if fsocket_runtime::process::owns(new) {
         // Give way: the application wants this very number.
         fsocket_lifecycle::lifecycle::make_way(new);
     }

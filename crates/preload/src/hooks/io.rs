@@ -1,9 +1,12 @@
 //! Bytes in and out.
 
 use super::answer::{failed, gone, guarded, interrupted, Answer};
-use fsocket_lifecycle::table::{self, Desc};
-use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{lengths, msg as ops_msg, opts, sendfile as ops_sendfile, stream, user, Errno};
+use fsocket_fdtable::table::{self, Desc};
+use fsocket_migrate::upgrade::{self, Call, Entered};
+use fsocket_ops::opts;
+use fsocket_runtime::{lengths, user};
+use fsocket_streams::{msg as ops_msg, sendfile as ops_sendfile, stream};
+use fsocket_sys::Errno;
 use libc::*;
 
 mod to_kernel;

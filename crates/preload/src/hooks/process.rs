@@ -6,11 +6,14 @@ use super::answer::guarded;
 use crate::{init, real};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
+use fsocket_fdtable::pool;
+use fsocket_fdtable::table;
 use fsocket_lifecycle::exec::environment;
-use fsocket_lifecycle::table;
-use fsocket_lifecycle::{
-    credentials, epoll, exec, lent, limit, locked, pool, process, sandbox, short_lived, unshared, upgrade, user,
-};
+use fsocket_lifecycle::{credentials, exec, limit, locked, sandbox, unshared};
+use fsocket_listeners::short_lived;
+use fsocket_migrate::upgrade;
+use fsocket_readiness::epoll;
+use fsocket_runtime::{lent, process, user};
 use libc::*;
 
 pub unsafe fn unshare(flags: c_int) -> c_int {

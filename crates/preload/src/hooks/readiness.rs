@@ -2,7 +2,10 @@
 
 use super::answer::{caught_here, completed, either, gone, guarded};
 use crate::real;
-use fsocket_lifecycle::{close, epoll, making, poll as ops, pool, table, user};
+use fsocket_fdtable::{pool, table};
+use fsocket_ops::close;
+use fsocket_readiness::{epoll, poll as ops};
+use fsocket_runtime::{making, user};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
@@ -179,7 +182,7 @@ pub fn made(make: impl FnOnce() -> c_int) -> c_int {
     making::making(|| {
         let fd = make();
         if fd >= 0 && completed(created(fd)) == 0 {
-            guarded(|| fsocket_lifecycle::process::close_own(fd));
+            guarded(|| fsocket_runtime::process::close_own(fd));
             fsocket_sys::Errno::ENOMEM.set();
             return -1;
         }

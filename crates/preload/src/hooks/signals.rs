@@ -1,8 +1,9 @@
-//! What the program does about faults; see [`fsocket_lifecycle::faults`].
+//! What the program does about faults; see [`fsocket_runtime::faults`].
 
 use super::answer::{failed, Answer};
-use fsocket_lifecycle::signals::Action;
-use fsocket_lifecycle::{faults, user, Errno, Result};
+use fsocket_runtime::signals::Action;
+use fsocket_runtime::{faults, user};
+use fsocket_sys::{Errno, Result};
 use libc::*;
 
 /// A flag that libc adds, and shows.

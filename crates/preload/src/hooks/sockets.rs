@@ -1,11 +1,14 @@
 //! Making, naming and tuning sockets.
 
 use super::answer::{either, gone, guarded, Answer};
-use fsocket_lifecycle::table::{self, Desc, Kind};
-use fsocket_lifecycle::{
-    accept as ops_accept, chan, close, connect as ops_connect, identity, in_use, listen as ops_listen, names, opts,
-    path, pool, pristine, process, route, slice, upgrade, user, zone,
-};
+use fsocket_fdtable::table::{self, Desc, Kind};
+use fsocket_fdtable::{pool, pristine};
+use fsocket_listeners::{in_use, listen as ops_listen, route};
+use fsocket_migrate::{path, upgrade};
+use fsocket_ops::{accept as ops_accept, close, connect as ops_connect, names, opts, slice};
+use fsocket_runtime::{identity, process, user};
+use fsocket_shm::chan;
+use fsocket_zones as zone;
 use libc::*;
 
 pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
@@ -65,7 +68,7 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     settle_fresh(fd);
     let fresh = table::lookup(fd).filter(|d| d.kind() == Kind::Fresh);
     // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
-    let asked = if fresh.is_some() { unsafe { fsocket_lifecycle::name::parse(addr, len) } } else { None };
+    let asked = if fresh.is_some() { unsafe { fsocket_runtime::name::parse(addr, len) } } else { None };
     let family = fresh.map_or(0, |d| d.family());
     if let Some(Err(e)) = asked.filter(|a| u32::from(a.family) == family).map(|a| in_use::before_bind(fd, &a)) {
         e.set();

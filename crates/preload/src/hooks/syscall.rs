@@ -7,8 +7,11 @@ use super::passed::{mlockall, munlockall};
 use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
 use super::{borrower, descriptors as de, io, passed, readiness as re, sockets as so, threads};
 use crate::{init, real};
-use fsocket_lifecycle::process::{self, is_asleep};
-use fsocket_lifecycle::{by_number, cancel, credentials, lent, sealed, table, user};
+use fsocket_fdtable::table;
+use fsocket_lifecycle::{by_number, credentials};
+use fsocket_runtime::process::{self, is_asleep};
+use fsocket_runtime::{lent, sealed, user};
+use fsocket_shm::cancel;
 use libc::*;
 
 /// The entry of `syscall` (vfork.rs), for all that is not a `vfork`.

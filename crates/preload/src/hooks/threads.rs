@@ -1,7 +1,7 @@
-//! Cancellation of threads; `fsocket_lifecycle::cancel` says how.
+//! Cancellation of threads; `fsocket_shm::cancel` says how.
 
 use crate::real;
-use fsocket_lifecycle::{asleep, cancel};
+use fsocket_shm::{asleep, cancel};
 use libc::*;
 
 const DEFERRED: c_int = 0;

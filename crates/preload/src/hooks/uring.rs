@@ -106,6 +106,6 @@ pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
     }
     real!(io_uring_queue_exit(ring));
     if let Some(fd) = fd {
-        fsocket_lifecycle::pool::kernel_freed(fd);
+        fsocket_fdtable::pool::kernel_freed(fd);
     }
 }

@@ -7,7 +7,8 @@
 use super::answer::guarded;
 use super::{passed, process};
 use crate::deep;
-use fsocket_lifecycle::{exec, lent};
+use fsocket_lifecycle::exec;
+use fsocket_runtime::lent;
 use fsocket_sys as sys;
 use libc::*;
 

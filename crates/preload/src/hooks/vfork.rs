@@ -9,8 +9,9 @@ use super::clone::{is_vfork, BORROWS};
 use crate::init;
 use crate::real::target;
 use core::ffi::c_void;
-use fsocket_lifecycle::lent::Loan;
-use fsocket_lifecycle::{lend, lent, process as state, user};
+use fsocket_lifecycle::lend;
+use fsocket_runtime::lent::Loan;
+use fsocket_runtime::{lent, process as state, user};
 use libc::*;
 
 /// Two registers: the loan, or null and where to jump to instead.

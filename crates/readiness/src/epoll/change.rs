@@ -4,7 +4,7 @@ use super::instance::{of, Ep, Inner};
 use super::{also, item, wake_for_events};
 use crate::lock::Guard;
 use crate::table::{self, Desc, Kind};
-use crate::{listen, path, Cause, Outcome};
+use crate::{listen, path, stage, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -13,7 +13,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
-    if let Some(d) = table::lookup(fd).filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && path::can_follow(d)) {
+    if let Some(d) = table::lookup(fd).filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && stage::can_follow(d)) {
         // A forked child that has followed the path before has added the kernel's socket to this very instance.
         let _ = path::follow(d);
     }

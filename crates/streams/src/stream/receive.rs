@@ -257,7 +257,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         }
         if !s.flags.get().is_poisoned() {
             let got = match token::enter(h) {
-                Err(token::Reentered) => return Err(Errno::EAGAIN),
+                Err(fsocket_sync::token::Reentered) => return Err(Errno::EAGAIN),
                 Ok(_) if !d.is_conn() => match stage::went_to(d) {
                     Some(_) => continue,
                     None => return restart::stop(d, done, Errno::EBADF, again),

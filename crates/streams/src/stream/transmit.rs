@@ -310,7 +310,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             return Ok(done);
         }
         let step = match token::enter(h) {
-            Err(token::Reentered) => return restart::after(done, Err(Errno::EAGAIN)),
+            Err(fsocket_sync::token::Reentered) => return restart::after(done, Err(Errno::EAGAIN)),
             Ok(_) if !d.is_conn() => match stage::went_to(d) {
                 Some(_) => continue,
                 None => return restart::stop(d, done, Errno::EBADF, again),

@@ -2,9 +2,16 @@
 
 use super::super::answer::{failed, gone, guarded, interrupted, Answer};
 use super::{conn, gathers, named};
-use fsocket_lifecycle::table::Desc;
-use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{lengths, msg as ops_msg, opts, passing, path, ready, stream, user, Errno};
+use fsocket_fdtable::table::Desc;
+use fsocket_lifecycle::passing;
+use fsocket_migrate::path;
+use fsocket_migrate::upgrade::{self, Call, Entered};
+use fsocket_ops::opts;
+use fsocket_readiness::ready;
+use fsocket_runtime::{lengths, user};
+use fsocket_shm::stage;
+use fsocket_streams::{msg as ops_msg, stream};
+use fsocket_sys::Errno;
 use libc::*;
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
@@ -19,8 +26,8 @@ unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         // Urgent data come with a flag that is the kernel's to set.
-        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => {
-            real!(recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags))
+        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || stage::kernel_part(d).is_some()) => {
+            real!(recvmsg(stage::kernel_part(d).unwrap_or(fd), msg, flags))
         }
         // SAFETY: `msg` is the program's, for a function that copies it.
         Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
@@ -126,7 +133,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     if flags & MSG_ZEROCOPY != 0 {
         // One completion for all vectors: before the first of them.
         if let Some(d) = conn(fd) {
-            guarded(|| fsocket_lifecycle::stream::zerocopy(d));
+            guarded(|| fsocket_streams::stream::zerocopy(d));
         }
     }
     match conn(fd) {

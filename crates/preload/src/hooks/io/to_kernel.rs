@@ -1,7 +1,8 @@
 //! Calls that are the kernel's in any case: a connection of ours becomes a kernel connection first.
 
 use super::super::answer::guarded;
-use fsocket_lifecycle::{exec, pool};
+use fsocket_fdtable::pool;
+use fsocket_lifecycle::exec;
 use libc::*;
 
 pub fn to_kernel(fd: c_int) {

@@ -2,8 +2,10 @@
 
 use super::super::answer::{gone, guarded, Answer};
 use super::{conn, read, recv, recvfrom};
-use fsocket_lifecycle::table::{self, Kind};
-use fsocket_lifecycle::{msg as ops_msg, pool, upgrade};
+use fsocket_fdtable::pool;
+use fsocket_fdtable::table::{self, Kind};
+use fsocket_migrate::upgrade;
+use fsocket_streams::msg as ops_msg;
 use libc::*;
 
 /// A connection of ours, one that may become one, or one that was just closed.
