@@ -287,6 +287,9 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             crate::waker::ring_sleepers();
             return Outcome::Done(r);
         }
+        // The mover is in the middle of it, and may get no CPU for long. Nothing has to wait for it: who follows it
+        // repeats in the kernel what is noted here.
+        Path::Pending if stage::is_moving(d) => {}
         Path::Pending => {
             return match path::follow(d) {
                 Ok(n) if !d.is_conn() => Outcome::Done(sys::shutdown(n, how)),
@@ -294,9 +297,20 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             }
         }
     }
+    let r = shut_in_rings(d, how);
+    // Another thread may have followed just before that was noted. (What has been repeated already does no harm.)
+    if r.is_ok() && d.sock().flags.look().has_left() {
+        if let Ok(fd) = path::follow(d) {
+            let _ = sys::shutdown(fd, how);
+        }
+    }
+    Outcome::Done(r)
+}
+
+fn shut_in_rings(d: &'static Desc, how: i32) -> Result<()> {
     let s = d.sock();
     if !(0..=2).contains(&how) {
-        return Outcome::Done(Err(Errno::EINVAL));
+        return Err(Errno::EINVAL);
     }
     s.edges.fetch_add(1, Ordering::Relaxed);
     if crate::ready::over(d) {
@@ -306,7 +320,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             s.flags.set(FlagSet::DISCONNECTING);
         }
         epoll::changed(d);
-        return Outcome::Done(Err(Errno::ENOTCONN));
+        return Err(Errno::ENOTCONN);
     }
     if how != libc::SHUT_RD {
         let done = s.flags.set(FlagSet::SHUT_WR).has(FlagSet::SHUT_WR);
@@ -328,7 +342,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     stream::notify_all(d);
     // Threads and processes of the fork group of ours that sleep on it must look again as well.
     conn::wake_own(d);
-    Outcome::Done(Ok(()))
+    Ok(())
 }
 
 /// What `shutdown` with this argument sets.

@@ -63,11 +63,13 @@ fn steps(host: &mut Host, trap: &Trap) -> Result<(), String> {
     let (second, other) = echo_server(host, "threaded")?;
     client(host, Accel, other, "B")?;
     drop(second);
-    report(host);
+    let _refused = !report(host);
     a.expect("echo", "echoed")?;
     trap.disarm();
     // (The last fault may still break the connection of one program. This report takes that place.)
-    report(host);
+    if !within(LIMIT, || report(host)) {
+        return Err("afterwards there is no report".into());
+    }
     if !host.monitor().is_some_and(|m| m.running()) {
         return Err("the monitor has died".into());
     }
@@ -113,12 +115,12 @@ fn client(host: &Host, side: Side, port: u16, who: &str) -> Result<(), String> {
     }
 }
 
-/// It may fail: that is a refusal.
-fn report(host: &Host) {
+/// Asks for a report. False: that is refused.
+fn report(host: &Host) -> bool {
     let mut command = std::process::Command::new(fsocket_testkit::artifacts::cli());
     command.env(fsocket_proto::paths::ENV_SOCKET, host.socket()).env_remove("LD_PRELOAD").args(["ss", "--json"]);
     let mut asked = Proc::spawn(host.logs(), "ss", command);
-    within(LIMIT, || !asked.running());
+    within(LIMIT, || !asked.running()) && asked.finish(LIMIT).code == Some(0)
 }
 
 /// `tests/apps/hold.py`.

@@ -72,8 +72,7 @@ fn strict() -> Host {
     Host::configured(None, "[balance]\nmigrate = false\n")
 }
 
-/// Both zones accepted from their own socket what came there, about `n`. (A worker that has no CPU for a while is
-/// helped by the other one.)
+/// Both zones accepted about `n` from their own socket. (A worker without CPU time is helped by the other one.)
 #[track_caller]
 fn assert_local(host: &Host, n: u64) {
     if stock_mode() {
