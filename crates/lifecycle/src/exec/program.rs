@@ -95,7 +95,7 @@ fn status(f: &File) -> Result<libc::stat> {
     Ok(s)
 }
 
-/// Does the loader of glibc start it, so that LD_PRELOAD counts?
+/// Does the loader of glibc or musl start it, so that LD_PRELOAD counts?
 pub fn fate(start: &Start) -> Fate {
     match start.open() {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Fate::Fails,
@@ -141,7 +141,7 @@ fn plain(f: &File) -> bool {
     s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_mode & (libc::S_ISUID | libc::S_ISGID) == 0 && !capable
 }
 
-/// An ELF file for this machine whose interpreter is glibc's.
+/// An ELF file for this machine whose interpreter is that of glibc or musl.
 fn dynamic(head: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
     const MACHINE: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
@@ -159,7 +159,7 @@ fn dynamic(head: &[u8]) -> bool {
         }
         let (Some(from), Some(len)) = (word(at + 8), word(at + 32)) else { return false };
         let name = (from as usize).checked_add(len as usize).and_then(|to| head.get(from as usize..to));
-        name.is_some_and(|n| n.windows(8).any(|w| w == b"ld-linux"))
+        name.is_some_and(|n| n.windows(8).any(|w| matches!(w, b"ld-linux" | b"ld-musl-")))
     })
 }
 

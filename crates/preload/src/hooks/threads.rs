@@ -1,24 +1,40 @@
 //! Cancellation of threads; `fsocket_shm::cancel` says how.
 
+use super::answer::guarded;
 use crate::real;
+use fsocket_lifecycle::leave;
+use fsocket_runtime::musl;
 use fsocket_shm::{asleep, cancel};
 use libc::*;
 
 const DEFERRED: c_int = 0;
 const ASYNCHRONOUS: c_int = 1;
 
-/// glibc's `pthread_testcancel`, which is libpthread's before 2.34. It unwinds the thread's stack: a frame that has
+/// libc's `pthread_testcancel`, which is libpthread's in glibc before 2.34. That unwinds the thread's stack: a frame that has
 /// something to clean up would end the process.
 #[inline(always)]
 fn test() {
     let address = real::address(c"pthread_testcancel");
     if !address.is_null() {
-        // SAFETY: glibc's function of that name.
+        // SAFETY: libc's function of that name.
         unsafe { core::mem::transmute::<*const c_void, unsafe extern "C-unwind" fn()>(address)() };
     }
 }
 
+/// A thread is cancelled in musl: by a signal that its handler then blocks, so that a sleep of ours could be interrupted
+/// once only, perhaps before it begins. In musl's own calls the thread notices. So from here on all calls are those.
+#[cold]
+fn leave_to_musl() {
+    let _errno = fsocket_sys::errno::Saved::errno();
+    crate::init::never();
+    guarded(leave::for_good);
+}
+
 pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
+    if musl::is_here() {
+        leave_to_musl();
+        return real!(pthread_cancel(thread));
+    }
     if thread == cancel::me() as pthread_t {
         // glibc's own functions act upon it, and ours test for it.
         cancel::be_careful();
