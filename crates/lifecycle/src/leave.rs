@@ -1,26 +1,9 @@
-//! What a program has becomes the kernel's: one below whose calls we cannot see, or one whose libc does what ours
-//! could not.
+//! A program below whose calls we cannot see: what it has becomes the kernel's.
 
 use crate::table::{self, DESCS};
 use crate::unhooked::registration;
-use crate::{exec, listen, opts, path, pool, process, stats, upgrade};
-use fsocket_abi::arena::Reason;
+use crate::{opts, path};
 use fsocket_sys as sys;
-
-/// Everything becomes the kernel's, and this process uses shared memory no more.
-pub fn for_good() {
-    if process::nonce() == 0 || !process::enabled() {
-        return;
-    }
-    process::disable();
-    if listen::any() {
-        path::give_up_all();
-    }
-    upgrade::give_up_all();
-    exec::hand_over_all();
-    pool::drain();
-    stats::fall_back(Reason::Disabled);
-}
 
 /// Everything goes to the kernel, and is watched there as it was.
 pub fn to_instances(instances: &[i32]) {

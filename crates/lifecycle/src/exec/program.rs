@@ -16,6 +16,8 @@ pub struct Start<'a> {
 }
 
 const NAME: usize = 4096;
+/// The kernel reads no more of the first line of a script (BINPRM_BUF_SIZE).
+const LINE: usize = 256;
 /// Interpreters of interpreters.
 const DEPTH: usize = 4;
 /// What libc looks through when PATH is not set.
@@ -120,10 +122,11 @@ fn loads_libraries(mut file: File) -> bool {
             return dynamic(&head[..n]);
         };
         let line = line.split(|c| *c == b'\n').next().unwrap_or_default();
+        let line = &line[..line.len().min(LINE - 1)];
         let blank = |c: &u8| matches!(c, b' ' | b'\t');
         let first = line.iter().position(|c| !blank(c)).unwrap_or(line.len());
         let name = line[first..].split(blank).next().unwrap_or_default();
-        let mut buf = [0u8; NAME];
+        let mut buf = [0u8; LINE];
         buf[..name.len()].copy_from_slice(name);
         let next = CStr::from_bytes_until_nul(&buf).ok().filter(|n| !n.is_empty());
         let Some(interpreter) = next.and_then(|n| open(libc::AT_FDCWD, n).ok()) else { return false };

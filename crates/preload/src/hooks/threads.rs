@@ -1,8 +1,6 @@
 //! Cancellation of threads; `fsocket_shm::cancel` says how.
 
-use super::answer::guarded;
 use crate::real;
-use fsocket_lifecycle::leave;
 use fsocket_runtime::musl;
 use fsocket_shm::{asleep, cancel};
 use libc::*;
@@ -21,19 +19,36 @@ fn test() {
     }
 }
 
-/// A thread is cancelled in musl: by a signal that its handler then blocks, so that a sleep of ours could be interrupted
-/// once only, perhaps before it begins. In musl's own calls the thread notices. So from here on all calls are those.
+/// `pthread_cancel` of musl. Its signal may arrive while the thread is on its way to sleep in us, and once only, so the
+/// request is noted before ([`cancel::in_musl`]).
+///
+/// # Safety
+/// As pthread_cancel(3).
 #[cold]
-fn leave_to_musl() {
-    let _errno = fsocket_sys::errno::Saved::errno();
-    crate::init::never();
-    guarded(leave::for_good);
+unsafe fn cancel_in_musl(thread: pthread_t) -> c_int {
+    {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        cancel::be_careful();
+        cancel::in_musl::take_over(|helper| real!(pthread_cancel(helper)));
+    }
+    // SAFETY: the program says that the thread has not been joined, as for libc's function.
+    let tid = unsafe { cancel::tid_of(thread) };
+    let request = cancel::announce(thread, tid);
+    let r = real!(pthread_cancel(thread));
+    if let Some(request) = request {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        request.decided(r == 0);
+        if r == 0 && thread != cancel::me() as pthread_t {
+            asleep::wake_cancelled(thread, tid);
+        }
+    }
+    r
 }
 
 pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
     if musl::is_here() {
-        leave_to_musl();
-        return real!(pthread_cancel(thread));
+        // SAFETY: the contract is this function's, with the same argument.
+        return unsafe { cancel_in_musl(thread) };
     }
     if thread == cancel::me() as pthread_t {
         // glibc's own functions act upon it, and ours test for it.
