@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -71,6 +71,11 @@ test-rdma-hosts: ## agents on two hosts, programs' connections over soft-RoCE, i
 
 test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (13 minutes of CPU time, on one to four CPUs; downloads the kernel once)
 	@scripts/manycore.sh containers
+
+test-musl: quick ## programs that have musl: the end-to-end tests, then redis and nginx built with it and with glibc, stock and ours in turns (some six minutes): MUSL="redis --rounds 5 --strict"
+	@scripts/deps.sh musl
+	@$(RUN) scripts/test.py --only 'musl::' e2e
+	@$(RUN) python3 tests/musl/run.py $(MUSL)
 
 loom: ## model checking of rings, doorbells and tokens
 	@$(RUN) $(TESTS) loom
@@ -181,7 +186,7 @@ fmt:
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
 	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/container/*.sh packaging/debian/* packaging/rpm/* scripts/*.sh tools/*.sh demo/*.sh tests/reports/cases/*.sh .ci/run; fi
-	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/reports/*.py tests/reports/cases/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/reports/*.py tests/reports/cases/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py tests/musl/*.py
 
 clean:
 	@$(RUN) cargo clean

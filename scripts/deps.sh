@@ -3,7 +3,7 @@
 # `deps.sh test` for building, tests and the demo, `deps.sh manycore` also for
 # emulated machines, `deps.sh rdma` also for RDMA in those,
 # `deps.sh agent` for building the agent with RDMA,
-# `deps.sh suites` also for the published suites, `deps.sh programs` also for the servers of tests/programs. Does nothing when all is there. Needs root (or sudo) only
+# `deps.sh suites` also for the published suites, `deps.sh musl` also for tests/musl, `deps.sh programs` also for the servers of tests/programs. Does nothing when all is there. Needs root (or sudo) only
 # when something is missing. Services that the packages bring are neither
 # started nor left running.
 set -euo pipefail
@@ -81,6 +81,13 @@ suites_needs=(
     "prove perl"
     "tclsh tcl"
     "/usr/include/event2/event.h libevent-dev"
+    "ip iproute2"
+    "unshare util-linux"
+)
+
+# Beyond the above, for tests/musl.
+musl_needs=(
+    "dpkg-source dpkg-dev"
     "ip iproute2"
     "unshare util-linux"
 )
@@ -197,7 +204,8 @@ case $what in
     agent) needs=("${build_needs[@]}" "${agent_needs[@]}") ;;
     suites) needs=("${build_needs[@]}" "${test_needs[@]}" "${suites_needs[@]}") ;;
     programs) needs=("${build_needs[@]}" "${test_needs[@]}" "${programs_needs[@]}") ;;
-    *) die "usage: deps.sh [build|test|manycore|rdma|agent|suites|programs]" ;;
+    musl) needs=("${build_needs[@]}" "${test_needs[@]}" "${musl_needs[@]}") ;;
+    *) die "usage: deps.sh [build|test|manycore|rdma|agent|suites|programs|musl]" ;;
 esac
 
 collect_missing "${needs[@]}"

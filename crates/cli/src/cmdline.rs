@@ -31,7 +31,7 @@ pub struct Doctor {
 
 /// Run a program with accelerated sockets (both ends of a connection must run this way)
 ///
-/// If anything of ours is missing, or the program cannot load the library (static, musl, Go), one
+/// If anything of ours is missing, or the program cannot load the library (static, Go), one
 /// warning says so and the program runs on stock sockets.
 ///
 /// Exit status: the program's; 125 if fastsocket itself fails, 126 if the

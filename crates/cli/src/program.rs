@@ -17,11 +17,13 @@ const SCRIPTS: u32 = 5;
 pub enum Kind {
     /// Dynamic, with the loader that this command has, too.
     Ours,
+    /// Dynamic, with musl's loader (Alpine).
+    Musl,
     /// No loader: nothing can be loaded into it.
     Static,
     /// Go's runtime makes its system calls itself, with a loader or without.
     Go,
-    /// Another loader: musl's, that of another machine.
+    /// Another loader.
     Loader(PathBuf),
     /// For another machine, or of 32 bits.
     Machine,
@@ -36,7 +38,7 @@ impl Kind {
             Kind::Ours => "dynamic",
             Kind::Static => "static",
             Kind::Go => "go",
-            Kind::Loader(loader) if is_musl(loader) => "musl",
+            Kind::Musl => "musl",
             Kind::Loader(_) => "other_loader",
             Kind::Machine => "other_machine",
             Kind::Unknown => "unknown",
@@ -51,10 +53,9 @@ impl Kind {
     /// Why the library has no effect on it. `None`: it can have.
     pub fn obstacle(&self) -> Option<String> {
         Some(match self {
-            Kind::Ours | Kind::Unknown => return None,
+            Kind::Ours | Kind::Musl | Kind::Unknown => return None,
             Kind::Static => "it is statically linked".into(),
             Kind::Go => "it is a Go program, which makes its system calls itself".into(),
-            Kind::Loader(loader) if is_musl(loader) => format!("it is linked to musl ({})", loader.display()),
             Kind::Loader(loader) => format!("it has another loader ({})", loader.display()),
             Kind::Machine => "it is made for another machine".into(),
         })
@@ -128,6 +129,7 @@ fn elf(mut file: File) -> Option<Kind> {
         None => Kind::Static,
         // Not the whole path: distributions differ in where it is.
         Some(loader) if loader.file_name() == own.loader.as_deref().and_then(Path::file_name) => Kind::Ours,
+        Some(loader) if is_musl(&loader) => Kind::Musl,
         Some(loader) => Kind::Loader(loader),
     })
 }
@@ -170,8 +172,12 @@ mod tests {
             let at = loader_at(b);
             b[at..at + 17].copy_from_slice(b"/lib/ld-musl.so.1");
         });
-        assert_eq!(musl.word(), "musl");
-        assert!(musl.obstacle().unwrap().contains("musl"), "{musl:?}");
+        assert_eq!((musl.word(), musl.obstacle(), musl.refuses_library()), ("musl", None, false));
+        let other = changed(|b| {
+            let at = loader_at(b);
+            b[at..at + 17].copy_from_slice(b"/lib/ld-other.so\0");
+        });
+        assert!(other.refuses_library() && other.obstacle().unwrap().contains("another loader"), "{other:?}");
     }
 
     #[test]

@@ -36,7 +36,7 @@ use fsocket_ops::{close, opts};
 use fsocket_readiness::epoll;
 use fsocket_runtime::identity;
 use fsocket_runtime::{
-    cow, faults, inspect, lent, lock, mailbox, making, memory_fd, probe, process, registry, rights, room, sealed,
+    cow, faults, inspect, lent, lock, mailbox, making, memory_fd, musl, probe, process, registry, rights, room, sealed,
     signals, stats, successor, user, Outcome,
 };
 use fsocket_shm::{asleep, cancel, chan, conn, peers, stage, values, waker};

@@ -8,7 +8,7 @@
 
 use crate::chan;
 use crate::table::{self, Desc, Kind};
-use crate::{close, epoll, inherit, listen, path, pool, socks, upgrade};
+use crate::{close, epoll, inherit, listen, musl, path, pool, socks, upgrade};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_proto::values::{Passing, Unpublishing};
@@ -131,17 +131,24 @@ pub fn arrived(fd: i32) {
 unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
     // SAFETY: null, or a header: the hook has looked at it, the kernel has filled it, or the program submits it.
     let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
-    // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
-    unsafe {
-        let mut c = libc::CMSG_FIRSTHDR(m);
-        while let Some(h) = c.as_ref() {
-            let len = h.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-            if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
-                let fds = libc::CMSG_DATA(c) as *const i32;
-                (0..len / size_of::<i32>()).for_each(|i| f(fds.add(i).read_unaligned()));
-            }
-            c = libc::CMSG_NXTHDR(m, c);
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let (control, len) = (m.msg_control as *const u8, musl::length(m.msg_controllen));
+    let mut at = 0;
+    while at + HEADER <= len {
+        // SAFETY: `control` has `len` bytes, and a header begins at `at` and ends within them.
+        let h = unsafe { control.add(at).cast::<libc::cmsghdr>().read_unaligned() };
+        let size = musl::length(h.cmsg_len);
+        if !(HEADER..=len - at).contains(&size) {
+            // The kernel refuses it.
+            return;
         }
+        if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+            for i in (HEADER..size - size % size_of::<i32>()).step_by(size_of::<i32>()) {
+                // SAFETY: four bytes at `at + i`, before `at + size`, which is `len` at most.
+                f(unsafe { control.add(at + i).cast::<i32>().read_unaligned() });
+            }
+        }
+        at += size.next_multiple_of(size_of::<usize>());
     }
 }
 

@@ -51,9 +51,15 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
         // (Nothing of the environment is believed: a set-user-ID program was started by somebody else.)
         return STATE.store(SETTLED, Ordering::Release);
     }
-    if !musl::at_fork(before, in_parent, in_child) {
-        return;
+    if !musl::recognise() || !musl::at_fork(before, in_parent, in_child) {
+        return STATE.store(SETTLED, Ordering::Release);
     }
+    let envp = match fsocket_runtime::musl::is_here() {
+        // (It calls constructors without arguments.)
+        // SAFETY: libc's variable, which its loader has set; a copy of the pointer.
+        true => unsafe { environ },
+        false => envp,
+    };
     let once = environment::note(envp);
     if let Some(pid) = once.summary {
         summary::begin(pid);
@@ -103,9 +109,7 @@ fn begin(successor: Option<&'static [u8]>, inherits: bool) {
     if is_in_parents_memory() || STATE.compare_exchange(ASLEEP, me, Ordering::AcqRel, Ordering::Relaxed).is_err() {
         return await_beginning();
     }
-    if !musl::is_here() {
-        set_up(successor, inherits);
-    }
+    set_up(successor, inherits);
     STATE.store(SETTLED, Ordering::Release);
 }
 

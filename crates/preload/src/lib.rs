@@ -14,6 +14,7 @@ mod home;
 mod hook;
 mod hooks;
 mod init;
+mod lacking;
 mod memory;
 mod musl;
 mod old_glibc;

@@ -1,15 +1,12 @@
-//! The library is loaded by musl's loader, too: `LD_PRELOAD` is set for a container, and what runs in it may be
-//! Alpine's. There it does nothing, but a name that musl lacks would keep the program from starting. So the
-//! names that glibc alone has are defined in here, and lead to glibc's where there is one.
+//! One library for glibc and musl: which of the two it is in, and names that musl lacks.
+//!
+//! musl's loader takes `libc.so.6` for musl itself and ignores versions, but a name that is nowhere keeps the program from
+//! starting. So the names that glibc alone has are weak, or defined in here and lead to glibc's where there is one.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use fsocket_runtime::musl;
 use libc::{c_int, c_void, dlsym, RTLD_DEFAULT};
-
-/// Does the program have another libc than glibc? Then this library is one that hooks and does nothing else.
-pub fn is_here() -> bool {
-    find(c"gnu_get_libc_version").is_null()
-}
 
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: a NUL-terminated name.
@@ -26,11 +23,25 @@ fn found(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     address
 }
 
+/// Before anything else: which libc it is. False: neither of the two, or musl with functions of glibc above it (gcompat),
+/// which a program built for glibc expects to be glibc's. The library does nothing there.
+#[link_section = ".text.fsocket_start"]
+pub fn recognise() -> bool {
+    if !crate::old_glibc::has_musls_loader() {
+        return crate::old_glibc::register_atfork() != 0;
+    }
+    musl::note();
+    find(c"gnu_get_libc_version").is_null()
+}
+
 type Handler = unsafe extern "C" fn();
 
-/// `pthread_atfork`, which glibc has in a static part that calls this. False: this libc has it not.
+/// `pthread_atfork`, which glibc has in a static part that calls `__register_atfork`. False: the handlers are not known.
 #[link_section = ".text.fsocket_start"]
 pub fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) -> bool {
+    if musl::is_here() {
+        return at_fork_of_musl(before, in_parent, in_child);
+    }
     type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
     let register = crate::old_glibc::register_atfork();
     if register == 0 {
@@ -38,9 +49,17 @@ pub fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) -> bool {
     }
     // SAFETY: glibc's function of that name; no library's handle, as the handlers are there for good.
     unsafe {
-        core::mem::transmute::<usize, Register>(register)(before, in_parent, in_child, core::ptr::null_mut());
+        core::mem::transmute::<usize, Register>(register)(before, in_parent, in_child, core::ptr::null_mut()) == 0
     }
-    true
+}
+
+#[cold]
+fn at_fork_of_musl(before: Handler, in_parent: Handler, in_child: Handler) -> bool {
+    type Register = unsafe extern "C" fn(Handler, Handler, Handler) -> c_int;
+    let register = find(c"pthread_atfork");
+    // SAFETY: musl's function of that name has this type; the library is never unloaded, and its handlers with it.
+    !register.is_null()
+        && unsafe { core::mem::transmute::<*mut c_void, Register>(register)(before, in_parent, in_child) == 0 }
 }
 
 // Of this library alone: nobody else sees these two.

@@ -18,6 +18,8 @@ struct Weak {
     dlopen_mode: usize,
     libc_dlsym: usize,
     register_atfork: usize,
+    /// Of musl's loader, for its own use: nothing else has the name.
+    musl: usize,
 }
 
 extern "C" {
@@ -28,13 +30,13 @@ extern "C" {
 macro_rules! names {
     ($jump:literal, $version:literal; $($name:literal: $to:ident,)*) => {
         core::arch::global_asm!(
-            ".weak fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym, __register_atfork",
+            ".weak fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym, __register_atfork, __dls3",
             concat!(".symver fsocket_dlsym, dlsym@", $version),
             ".pushsection .data.rel.ro.fsocket_weak, \"aw\"",
             ".balign 8",
             ".hidden fsocket_weak",
             ".globl fsocket_weak",
-            "fsocket_weak: .quad fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym, __register_atfork",
+            "fsocket_weak: .quad fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym, __register_atfork, __dls3",
             ".popsection",
             $(
                 concat!(".hidden ", $name),
@@ -94,6 +96,13 @@ fn dlsym_at() -> usize {
 pub fn register_atfork() -> usize {
     // SAFETY: the linker has filled it.
     unsafe { (&raw const WEAK.register_atfork).read_volatile() }
+}
+
+/// Has musl's loader loaded the library?
+#[link_section = ".text.fsocket_start"]
+pub fn has_musls_loader() -> bool {
+    // SAFETY: the linker has filled it.
+    unsafe { (&raw const WEAK.musl).read_volatile() != 0 }
 }
 
 /// In a program that has not loaded libdl.

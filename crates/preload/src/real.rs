@@ -20,6 +20,9 @@ fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
             }
         }
     }
+    if p.is_null() {
+        p = crate::lacking::by_number(name);
+    }
     cache.store(p, Ordering::Release);
     p
 }

@@ -22,6 +22,7 @@ pub mod lock;
 pub mod mailbox;
 pub mod making;
 pub mod memory_fd;
+pub mod musl;
 pub mod name;
 pub mod number;
 pub mod options;

@@ -1,5 +1,6 @@
 //! What the application does about signals.
 
+use crate::musl;
 use fsocket_sys as sys;
 
 /// The kernel's `struct sigaction`.
@@ -57,9 +58,14 @@ impl Action {
 /// What a thread does to itself; language runtimes handle these.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// glibc's own, for cancellation and for `setuid` in all threads; it never blocks them. A thread
-/// that has switched cancellation off must not be interrupted by it.
-const LIBC: [i32; 2] = [32, 33];
+/// libc's own, which it never blocks: of glibc for cancellation and for `setuid` in all threads, of musl for timers,
+/// for cancellation, and for `setuid`. A thread that has switched cancellation off must not be interrupted by it.
+fn libcs() -> &'static [i32] {
+    match musl::is_here() {
+        true => &[32, 33, 34],
+        false => &[32, 33],
+    }
+}
 
 /// Do all handlers of the process ask for interrupted calls to be restarted?
 /// `ppoll` and a futex with a limit are never restarted, `accept` and `recv` are. Which handler has run cannot be
@@ -70,7 +76,7 @@ pub fn all_restart() -> bool {
 
 /// Does none of them? (libc's own interrupt a program once in its life.)
 pub fn none_restarts() -> bool {
-    !handled().any(|(signal, a)| restarts(&a) && !LIBC.contains(&signal))
+    !handled().any(|(signal, a)| restarts(&a) && !libcs().contains(&signal))
 }
 
 fn restarts(a: &Action) -> bool {
@@ -91,7 +97,7 @@ pub struct Held(u64);
 impl Held {
     pub fn all() -> Held {
         let mut old = 0;
-        let never = FAULTS.iter().chain(&LIBC).fold(0, |mask, signal| mask | 1u64 << (signal - 1));
+        let never = FAULTS.iter().chain(libcs()).fold(0, |mask, signal| mask | 1u64 << (signal - 1));
         set_mask(&!never, &mut old);
         Held(old)
     }

@@ -256,6 +256,14 @@ fn lives(p: &Place, here: usize) -> bool {
     frame > here && mark() == p.mark.load(Ordering::Relaxed)
 }
 
+/// In a signal handler: has the signal interrupted a sleep?
+pub fn is_interrupted() -> bool {
+    let here = 0u64;
+    // (Below every frame, where the handler's own stack tells nothing.)
+    let here = if on_another_stack() { 0 } else { core::hint::black_box(&here) as *const u64 as usize };
+    of(me()).any(|(_, p)| p.sleeps.load(Ordering::SeqCst) && lives(p, here))
+}
+
 /// A signal handler may have a stack of its own.
 fn on_another_stack() -> bool {
     let mut s = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: 0, ss_size: 0 };
@@ -323,9 +331,13 @@ const PAUSE_NS: u64 = 1_000_000;
 
 /// `pthread_cancel` has succeeded for another thread: an operation of ours that it sleeps in ends.
 pub fn cancelled(thread: libc::pthread_t, tid: u32) {
-    if !cancel::note(thread, tid) {
-        return;
+    if cancel::note(thread, tid).is_some() {
+        wake_cancelled(thread, tid);
     }
+}
+
+/// A request for the thread is noted: an operation of ours that it sleeps in ends.
+pub fn wake_cancelled(thread: libc::pthread_t, tid: u32) {
     let mut pause = 10_000;
     for turn in 0..POKES {
         if !disturb(thread, turn == 0, || cancel::poke(tid)) {

@@ -4,11 +4,14 @@
 //! must not: these frames hold tokens, wakers, references. `pthread_cancel` is hooked: it
 //! notes a request for the thread. The sleep ends as if a signal had interrupted it, and
 //! everything is given back. Then the hook, where nothing is left to clean up, calls
-//! `pthread_testcancel`. ADR 31.
+//! `pthread_testcancel`. ADR 31. Under musl it is the same, but for the signal ([`in_musl`]).
+
+pub mod in_musl;
 
 use crate::cow::Sparing;
 use crate::process;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use fsocket_runtime::musl;
 use fsocket_sys as sys;
 
 /// Requests that are noted at a time and have not been acted upon.
@@ -16,19 +19,47 @@ const PENDING: usize = 64;
 /// glibc's signal for cancellation; its handler does nothing to a thread that is not
 /// cancelled asynchronously.
 const SIGCANCEL: i32 = 32;
+/// How long a thread waits for libc to know of a request, in turns of [`TURN_NS`].
+const TURNS: u32 = 10_000;
+const TURN_NS: u64 = 10_000;
 
 /// A thread that the program has cancelled.
-struct Request {
+pub struct Request {
     /// As `pthread_self` has it; 0: free, 1: being taken.
     thread: AtomicU64,
     /// The kernel's number: a thread that comes later can have the same handle.
     tid: AtomicU32,
     /// The thread has ended an operation because of the request.
     seen: AtomicBool,
+    /// libc does not know of it yet, and may refuse it.
+    announced: AtomicBool,
 }
 
+impl Request {
+    /// libc has been told: `accepted`, or not.
+    pub fn decided(&self, accepted: bool) {
+        if !accepted {
+            done(self);
+        }
+        self.announced.store(false, Ordering::Release);
+    }
+
+    /// Before `pthread_testcancel`, which asks libc.
+    fn await_decision(&self) {
+        for _ in 0..TURNS {
+            if !self.announced.load(Ordering::Acquire) {
+                return;
+            }
+            sys::nanosleep(TURN_NS);
+        }
+    }
+}
+
+// (A new one for each request.)
+#[allow(clippy::declare_interior_mutable_const)]
+const NO: AtomicBool = AtomicBool::new(false);
 static REQUESTS: [Request; PENDING] =
-    [const { Request { thread: AtomicU64::new(0), tid: AtomicU32::new(0), seen: AtomicBool::new(false) } }; PENDING];
+    [const { Request { thread: AtomicU64::new(0), tid: AtomicU32::new(0), seen: NO, announced: NO } }; PENDING];
 /// How many of them there are.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 extern "C" {
@@ -135,6 +166,7 @@ pub fn hit() -> bool {
 /// cancellation.
 pub fn was_hit() -> bool {
     let Some(r) = mine().filter(|r| r.seen.load(Ordering::Relaxed)) else { return false };
+    r.await_decision();
     done(r);
     true
 }
@@ -142,6 +174,7 @@ pub fn was_hit() -> bool {
 /// At a cancellation point: is there something to act upon?
 pub fn due() -> bool {
     let Some(r) = mine().filter(|_| enabled()) else { return false };
+    r.await_decision();
     done(r);
     true
 }
@@ -158,27 +191,37 @@ pub fn become_child() {
     COUNT.put(0);
 }
 
-/// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before: noted. False: there
+/// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before: noted. None: there
 /// is no room.
-pub fn note(thread: libc::pthread_t, tid: u32) -> bool {
+pub fn note(thread: libc::pthread_t, tid: u32) -> Option<&'static Request> {
+    noted(thread, tid, false)
+}
+
+/// `pthread_cancel` is about to be called for a thread: noted, until [`Request::decided`]. None: there is no room, or
+/// the thread has ended.
+pub fn announce(thread: libc::pthread_t, tid: u32) -> Option<&'static Request> {
+    (tid != 0).then(|| noted(thread, tid, true)).flatten()
+}
+
+fn noted(thread: libc::pthread_t, tid: u32, announced: bool) -> Option<&'static Request> {
     purge();
-    let Some(r) = REQUESTS.iter().find(|r| {
+    let r = REQUESTS.iter().find(|r| {
         r.thread.load(Ordering::Relaxed) == 0
             && r.thread.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }) else {
-        return false;
-    };
+    })?;
     r.tid.store(tid, Ordering::Relaxed);
     r.seen.store(false, Ordering::Relaxed);
+    r.announced.store(announced, Ordering::Relaxed);
     COUNT.fetch_add(1, Ordering::SeqCst);
     // SeqCst: before the look at the threads that sleep.
     r.thread.store(thread, Ordering::SeqCst);
-    true
+    Some(r)
 }
 
 /// Interrupts a system call of thread `tid`.
 pub fn poke(tid: u32) {
-    let _ = sys::tgkill(sys::getpid(), tid as i32, SIGCANCEL);
+    let signal = if musl::is_here() { in_musl::SIGCANCEL } else { SIGCANCEL };
+    let _ = sys::tgkill(sys::getpid(), tid as i32, signal);
 }
 
 #[cfg(test)]

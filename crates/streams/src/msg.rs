@@ -12,7 +12,7 @@ const GATHER: usize = 2048;
 const PIECE: usize = 32 << 10;
 /// Bytes of a peek into several buffers that go over the stack, and at most: more than
 /// either path keeps for a receiver (the kernel: net.ipv4.tcp_rmem).
-const PEEK: usize = 16 << 10;
+const PEEK: usize = 8 << 10;
 const PEEK_MOST: usize = 8 << 20;
 
 /// # Safety
@@ -206,6 +206,7 @@ unsafe fn recv_each(d: &'static Desc, v: &Vectors, flags: i32, target: usize, ca
 ///
 /// # Safety
 /// The vectors are valid.
+#[inline(never)] // (Its buffer is not on the stack of every receiver.)
 unsafe fn peekv(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
     let total = v.total();
     let mut small = core::mem::MaybeUninit::<[u8; PEEK]>::uninit();

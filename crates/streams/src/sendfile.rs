@@ -5,8 +5,8 @@ use crate::table::Desc;
 use crate::{lengths, user};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Bytes per step. Stack memory, also in small threads.
-const STEP: usize = 16 * 1024;
+/// Bytes per step. Stack memory: a hook takes less than 16 KiB (tests/apps/native/stacks.c).
+const STEP: usize = 12 * 1024;
 
 /// # Safety
 /// `off` is null or the program's.

@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 
 /// Entry of the auxiliary vector: the program got rights by its file, and ld.so is careful.
 const AT_SECURE: u64 = 23;
+/// Beginning of the name of the library that has glibc's functions over musl.
+const GCOMPAT: &[u8] = b"libgcompat.so";
 
 /// What is known of a process.
 #[derive(Debug, Clone, Serialize)]
@@ -31,6 +33,9 @@ pub struct Facts {
     /// The user namespace that owns its network namespace.
     pub netns_owner: u64,
     pub library: Option<Library>,
+    /// It has functions of glibc above musl.
+    #[serde(skip)]
+    has_gcompat: bool,
     /// The version of its glibc.
     #[serde(skip)]
     glibc: Option<glibc::Version>,
@@ -112,6 +117,10 @@ impl Facts {
             MMapPath::Path(path) if path.file_name() == Some(OsStr::new("libc.so.6")) => Some(as_seen_by(pid, path)),
             _ => None,
         });
+        let has_gcompat = maps.iter().any(|m| match &m.pathname {
+            MMapPath::Path(path) => path.file_name().is_some_and(|name| name.as_bytes().starts_with(GCOMPAT)),
+            _ => false,
+        });
         let exe = process.exe().ok();
         // (Also where the file is no more, or in another file system.)
         let kind = program::look(Path::new(&format!("/proc/{pid}/exe"))).unwrap_or(Kind::Unknown);
@@ -125,6 +134,7 @@ impl Facts {
             user_namespace: place::namespace(pid, "user"),
             netns_owner: place::netns_owner(pid),
             library,
+            has_gcompat,
             glibc: libc.and_then(|file| glibc::newest(&file)),
             monitor: None,
             registered: false,
@@ -195,6 +205,12 @@ impl Facts {
             } else {
                 say("no_library", "it was started without the library (fastsocket run)".into());
             }
+        }
+        if self.library.is_some() && self.has_gcompat {
+            say(
+                "gcompat",
+                "it was built for glibc and runs on musl by way of gcompat: the library does nothing".into(),
+            );
         }
         if self.library.is_some() && variable(paths::ENV_DISABLE).split(',').any(|part| part.trim() == "shm") {
             say("disabled", format!("shared memory is switched off ({}, --no-shm)", paths::ENV_DISABLE));

@@ -202,6 +202,7 @@ const TAKEN: &[(&str, &[&str])] = &[
     ("the program's fork, with all handlers", &["fork", "__register_atfork"]),
     ("the program's FILE, whose layout is libc's", &["fopencookie"]),
     ("the state of the program's thread, which is libc's", &["pthread_setcancelstate"]),
+    ("its address is looked at, and tells musl from glibc; nobody calls it", &["__dls3"]),
     (
         "a layout of libc's is learned from a sample",
         &[

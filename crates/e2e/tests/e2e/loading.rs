@@ -2,7 +2,7 @@
 
 use fsocket_e2e::native::{self, Echo};
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{artifacts, find_program, stock_mode, Delta, Host, Proc};
+use fsocket_testkit::{artifacts, stock_mode, Delta, Host, Proc};
 use std::path::Path;
 use std::time::Duration;
 
@@ -80,34 +80,6 @@ fn before_the_constructor_and_after_the_destructor() {
     assert_eq!((delta.get("hostile_peer"), delta.get("reset_shm")), (0, 0), "{delta}");
     against(&host, &echo, Stock, Accel, &phases, &[]);
     against(&host, &echo, Accel, Stock, &phases, &[]).assert_kernel_only();
-}
-
-/// `LD_PRELOAD` is set for a container, whose programs have musl: they run as without it, with
-/// peers that have the library, too.
-#[test]
-fn programs_with_musl_run_as_without_the_library() {
-    let Some(musl) = find_program("musl-gcc") else {
-        assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "musl-gcc is not installed");
-        return eprintln!("SKIPPED: musl-gcc is not installed (make deps)");
-    };
-    let host = Host::new();
-    let before = host.snapshot();
-    for how in [&[][..], &["-static"]] {
-        let program = native::build_with(&musl, &host, "musl", &["musl.c"], how);
-        let command = host.command(Accel, &program);
-        let done = Proc::spawn(host.logs(), "musl", command).finish(Duration::from_secs(60)).success();
-        assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("ok\n", ""), "{how:?}");
-    }
-    // A server with musl, a client with glibc.
-    let socket = host.socket().display().to_string();
-    let preloaded =
-        Echo { preload: Some(native::preload(&[], &[])), env: &[("FASTSOCKET_SOCKET", &socket)], ..Echo::default() };
-    let with_musl = native::build_with(&musl, &host, "serve", &["echo.c"], &[]);
-    let (_server, port) = preloaded.serve(&host, Stock, &with_musl, MANY);
-    let mut command = host.command(Accel, native::build(&host, "ask", &["echo.c"], &[]));
-    command.args(["ask", &port, "3", "7"]);
-    Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(60)).success().says("ok");
-    host.snapshot().since(&before).assert_kernel_only();
 }
 
 /// The output of `secure.py` with these arguments, in a mount namespace.

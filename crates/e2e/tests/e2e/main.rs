@@ -28,6 +28,7 @@ mod manycore;
 mod memcached;
 mod memory;
 mod moving;
+mod musl;
 mod namespaces;
 mod nginx;
 mod node;

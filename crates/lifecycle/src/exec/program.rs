@@ -16,6 +16,8 @@ pub struct Start<'a> {
 }
 
 const NAME: usize = 4096;
+/// The kernel reads no more of the first line of a script (BINPRM_BUF_SIZE).
+const LINE: usize = 256;
 /// Interpreters of interpreters.
 const DEPTH: usize = 4;
 /// What libc looks through when PATH is not set.
@@ -95,7 +97,7 @@ fn status(f: &File) -> Result<libc::stat> {
     Ok(s)
 }
 
-/// Does the loader of glibc start it, so that LD_PRELOAD counts?
+/// Does the loader of glibc or musl start it, so that LD_PRELOAD counts?
 pub fn fate(start: &Start) -> Fate {
     match start.open() {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Fate::Fails,
@@ -120,10 +122,11 @@ fn loads_libraries(mut file: File) -> bool {
             return dynamic(&head[..n]);
         };
         let line = line.split(|c| *c == b'\n').next().unwrap_or_default();
+        let line = &line[..line.len().min(LINE - 1)];
         let blank = |c: &u8| matches!(c, b' ' | b'\t');
         let first = line.iter().position(|c| !blank(c)).unwrap_or(line.len());
         let name = line[first..].split(blank).next().unwrap_or_default();
-        let mut buf = [0u8; NAME];
+        let mut buf = [0u8; LINE];
         buf[..name.len()].copy_from_slice(name);
         let next = CStr::from_bytes_until_nul(&buf).ok().filter(|n| !n.is_empty());
         let Some(interpreter) = next.and_then(|n| open(libc::AT_FDCWD, n).ok()) else { return false };
@@ -141,7 +144,7 @@ fn plain(f: &File) -> bool {
     s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_mode & (libc::S_ISUID | libc::S_ISGID) == 0 && !capable
 }
 
-/// An ELF file for this machine whose interpreter is glibc's.
+/// An ELF file for this machine whose interpreter is that of glibc or musl.
 fn dynamic(head: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
     const MACHINE: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
@@ -159,7 +162,7 @@ fn dynamic(head: &[u8]) -> bool {
         }
         let (Some(from), Some(len)) = (word(at + 8), word(at + 32)) else { return false };
         let name = (from as usize).checked_add(len as usize).and_then(|to| head.get(from as usize..to));
-        name.is_some_and(|n| n.windows(8).any(|w| w == b"ld-linux"))
+        name.is_some_and(|n| n.windows(8).any(|w| matches!(w, b"ld-linux" | b"ld-musl-")))
     })
 }
 

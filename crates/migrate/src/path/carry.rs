@@ -12,7 +12,7 @@ use fsocket_ring::{self as ring, Mapped};
 use fsocket_sys::{self as sys, Errno};
 
 /// Bytes moved per step; stack memory.
-const STEP: usize = 16 * 1024;
+const STEP: usize = 8 * 1024;
 
 /// The bytes that the other side has not read come first in its kernel socket. It goes on reading the ring until it follows, and
 /// then passes over what it has read ([`pass_over`]). Left in the ring it would keep the socket from whatever needs it whole:

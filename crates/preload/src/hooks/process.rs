@@ -13,7 +13,7 @@ use fsocket_lifecycle::{credentials, exec, limit, locked, sandbox, unshared};
 use fsocket_listeners::short_lived;
 use fsocket_migrate::upgrade;
 use fsocket_readiness::epoll;
-use fsocket_runtime::{lent, process, user};
+use fsocket_runtime::{lent, musl, process, user};
 use libc::*;
 
 pub unsafe fn unshare(flags: c_int) -> c_int {
@@ -332,10 +332,19 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
             table::forget(d);
         }
         // SAFETY: `mode` is the program's argument of `fdopen`.
-        Some(d) if d.is_conn() => return unsafe { stream_over(fd, mode) },
+        Some(d) if d.is_conn() && !left_to_musl(fd) => return unsafe { stream_over(fd, mode) },
         _ => {}
     }
     real!(fdopen(fd, mode))
+}
+
+/// In musl a stream over functions has no descriptor number for `fileno`: the connection becomes the kernel's, for a stream
+/// of musl's own. False: this is glibc, or the connection's other side does not answer.
+fn left_to_musl(fd: c_int) -> bool {
+    if musl::is_here() {
+        guarded(|| exec::hand_over(fd));
+    }
+    !table::lookup(fd).is_some_and(|d| d.is_conn())
 }
 
 #[repr(C)]
@@ -380,9 +389,11 @@ unsafe fn stream_over(fd: c_int, mode: *const c_char) -> *mut c_void {
         // fileno() answers from here; the place has been part of glibc's ABI
         // (`struct _IO_FILE`, bits/types/struct_FILE.h) for decades.
         #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
-        // SAFETY: the stream is new and 216 bytes long; nobody else has it yet.
-        unsafe {
-            *((file as *mut u8).add(112) as *mut c_int) = fd;
+        if !musl::is_here() {
+            // SAFETY: the stream is glibc's, new and 216 bytes long; nobody else has it yet.
+            unsafe {
+                *((file as *mut u8).add(112) as *mut c_int) = fd;
+            }
         }
     }
     file

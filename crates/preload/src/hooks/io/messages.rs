@@ -8,7 +8,7 @@ use fsocket_migrate::path;
 use fsocket_migrate::upgrade::{self, Call, Entered};
 use fsocket_ops::opts;
 use fsocket_readiness::ready;
-use fsocket_runtime::{lengths, user};
+use fsocket_runtime::{lengths, musl, user};
 use fsocket_shm::stage;
 use fsocket_streams::{msg as ops_msg, stream};
 use fsocket_sys::Errno;
@@ -18,7 +18,7 @@ unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     match unsafe { user::get(msg) } {
         // SAFETY: the vectors that the program names, which `gathers` checks.
-        Ok(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
+        Ok(m) => unsafe { gathers(m.msg_iov, musl::length(m.msg_iovlen), flags) },
         Err(_) => Call::Look,
     }
 }
@@ -56,7 +56,7 @@ fn came_with(msg: *const msghdr, flags: c_int) {
 /// A message's header, as far as the kernel checks that before all else.
 unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
-    let m = unsafe { user::get(msg) }?;
+    let m = musl::header(unsafe { user::get(msg) }?);
     match m.msg_name.is_null() || m.msg_namelen as c_int >= 0 {
         true => Ok(m),
         false => Err(Errno::EINVAL),
@@ -98,7 +98,7 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
             }
         }
         if m.msg_controllen >= size_of::<cmsghdr>() as size_t {
-            let first = user::get(m.msg_control as *const cmsghdr)?.cmsg_len;
+            let first = musl::length(user::get(m.msg_control as *const cmsghdr)?.cmsg_len);
             if !(size_of::<cmsghdr>() as size_t..=m.msg_controllen).contains(&first) {
                 return Err(stream::rather(d, flags, Errno::EINVAL));
             }
@@ -112,7 +112,7 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
 fn goes_with(msg: *const msghdr) -> Option<bool> {
     let control = |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
-    let with = unsafe { user::get(msg) }.is_ok_and(|m| control(&m));
+    let with = unsafe { user::get(msg) }.is_ok_and(|m| control(&musl::header(m)));
     // SAFETY: the header is there, and its control part is readable.
     if with && guarded::<c_int>(|| unsafe { passing::passing(msg) }.answer()) < 0 {
         stays_with(msg);

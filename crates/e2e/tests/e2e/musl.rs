@@ -1,0 +1,238 @@
+//! Programs that have musl (Alpine's): the same library is active in them, also with peers, parents and children that
+//! have glibc.
+
+use fsocket_e2e::native::{self, Echo};
+use fsocket_testkit::counters::Delta;
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::{artifacts, find_program, stock_mode, Host, Proc};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// More connections than any program here opens.
+const MANY: usize = 1000;
+/// Bytes of stack that a hook may take. A thread of musl has 128 KiB, and may have less.
+const DEEPEST: usize = 16 << 10;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Libc {
+    Glibc,
+    Musl,
+}
+use Libc::{Glibc, Musl};
+
+/// Server and client, or first and second program.
+const MIXED: [(Libc, Libc); 3] = [(Musl, Musl), (Glibc, Musl), (Musl, Glibc)];
+
+/// A host, and the compiler for musl.
+struct Place {
+    host: Host,
+    musl: PathBuf,
+}
+
+impl Place {
+    /// None: there is no compiler for musl, which has been said.
+    #[track_caller]
+    fn new() -> Option<Place> {
+        let Some(musl) = find_program("musl-gcc") else {
+            assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "musl-gcc is not installed");
+            eprintln!("SKIPPED: musl-gcc is not installed (make deps)");
+            return None;
+        };
+        Some(Place { host: Host::new(), musl })
+    }
+
+    #[track_caller]
+    fn build(&self, libc: Libc, name: &str, flags: &[&str]) -> PathBuf {
+        let (source, to) = (format!("{name}.c"), format!("{name}-{libc:?}"));
+        match libc {
+            Glibc => native::build(&self.host, &to, &[&source], flags),
+            Musl => native::build_with(&self.musl, &self.host, &to, &[&source], flags),
+        }
+    }
+
+    #[track_caller]
+    fn run(&self, side: Side, program: &Path, args: &[&str]) -> String {
+        self.host.run(side, "program", 60, program, args).success().says("ok").stdout
+    }
+
+    /// Runs it with the library; what the counters say.
+    #[track_caller]
+    fn counted(&self, program: &Path, args: &[&str]) -> (String, Delta) {
+        let before = self.host.snapshot();
+        let said = self.run(Accel, program, args);
+        (said, self.host.snapshot().since(&before))
+    }
+
+    #[track_caller]
+    fn serve(&self, libc: Libc) -> (Proc, String) {
+        Echo::default().serve(&self.host, Accel, &self.build(libc, "echo", &[]), MANY)
+    }
+}
+
+/// Nothing went wrong in shared memory, and nothing changed its path.
+#[track_caller]
+fn stays_in_shared_memory(delta: &Delta, connections: i128) {
+    delta.assert_shm(connections);
+    assert!(delta.get("path_switch") == 0 && delta.get("reset_shm") == 0, "{delta}");
+}
+
+#[test]
+fn both_libcs_in_all_pairs() {
+    let Some(place) = Place::new() else { return };
+    for (server, client) in MIXED {
+        let (server, port) = Echo::default().serve(&place.host, Accel, &place.build(server, "echo", &[]), 8);
+        let (_, delta) = place.counted(&place.build(client, "echo", &[]), &["ask", &port, "8", "21"]);
+        server.finish(Duration::from_secs(60)).success().says("ok");
+        delta.assert_connected(8);
+    }
+}
+
+/// Threads that ask, threads that serve, and epoll, in one process.
+#[test]
+fn threads_and_epoll() {
+    let Some(place) = Place::new() else { return };
+    Echo::default().check(&place.build(Musl, "echo", &[]), &place.host, 8, 30);
+}
+
+/// Fork, threads, epoll, posix_spawn, system, popen and vfork of one program, beside a connection.
+#[test]
+fn processes_and_threads() {
+    let Some(place) = Place::new() else { return };
+    let (_, delta) = place.counted(&place.build(Musl, "musl", &[]), &[]);
+    delta.assert_shm(1);
+}
+
+/// A statically linked program loads nothing, whatever its libc is.
+#[test]
+fn a_static_program_uses_the_kernel() {
+    let Some(place) = Place::new() else { return };
+    let (_, delta) = place.counted(&place.build(Musl, "musl", &["-static"]), &[]);
+    delta.assert_kernel_only();
+}
+
+/// Programs go on with a connection that another one has opened: under the same libc, under the other one, and with
+/// the first one's again.
+#[test]
+fn connections_are_handed_on() {
+    let Some(place) = Place::new() else { return };
+    for (first, second) in MIXED {
+        let (_server, port) = place.serve(second);
+        let [first, second] = [first, second].map(|libc| place.build(libc, "handed", &[]));
+        let [one, two] = [&first, &second].map(|p| p.display().to_string());
+        for how in ["exec", "fork", "shells"] {
+            let (_, delta) = place.counted(&first, &[how, &port, &two, &one]);
+            delta.assert_connected(1);
+            assert!(delta.get("path_switch") == 0, "{how}: {first:?} {second:?}: {delta}");
+        }
+        // What musl's child does before its exec cannot be read: the connection may be the kernel's.
+        for how in ["spawn", "vfork"] {
+            let (_, delta) = place.counted(&first, &[how, &port, &two, &one]);
+            delta.assert_connected(1);
+            assert!(delta.get("fallback.switch") == 0 && delta.get("reset_shm") == 0, "{how}: {delta}");
+        }
+    }
+}
+
+/// A static program between two others is one that does not load the library: the connection is the kernel's from there
+/// on.
+#[test]
+fn a_static_program_in_between() {
+    let Some(place) = Place::new() else { return };
+    let (_server, port) = place.serve(Musl);
+    let program = place.build(Musl, "handed", &[]);
+    let is_static = native::build_with(&place.musl, &place.host, "handed-static", &["handed.c"], &["-static"]);
+    let (_, delta) =
+        place.counted(&program, &["exec", &port, &is_static.display().to_string(), &program.display().to_string()]);
+    delta.assert_connected(1);
+    assert!(stock_mode() || delta.get("path_switch") > 0, "{delta}");
+}
+
+/// Lengths of messages have 32 bits in musl, and anything behind them.
+#[test]
+fn messages_with_padding() {
+    let Some(place) = Place::new() else { return };
+    for libc in [Musl, Glibc] {
+        let (_, delta) = place.counted(&place.build(libc, "padded", &[]), &[]);
+        delta.assert_shm(1);
+        // (A connection that is passed becomes the kernel's.)
+        assert!(stock_mode() || delta.get("path_switch") > 0, "{libc:?}: {delta}");
+    }
+}
+
+/// System calls that musl has no function for, made by number, and stdio on a connection.
+#[test]
+fn calls_that_musl_lacks() {
+    let Some(place) = Place::new() else { return };
+    for libc in [Musl, Glibc] {
+        let (_, delta) = place.counted(&place.build(libc, "lacking", &[]), &[]);
+        delta.assert_shm(1);
+        assert!(delta.get("fallback.switch") == 0, "{libc:?}: {delta}");
+    }
+}
+
+/// Each call on a thread with 64 KiB of stack.
+#[test]
+fn no_hook_takes_much_stack() {
+    let Some(place) = Place::new() else { return };
+    for libc in [Musl, Glibc] {
+        let (said, delta) = place.counted(&place.build(libc, "stacks", &[]), &[]);
+        delta.assert_shm(1);
+        let deepest = said.lines().find_map(|l| l.strip_prefix("deepest ")?.split(' ').next()?.parse::<usize>().ok());
+        let deepest = deepest.expect("a line says how deep");
+        println!("{libc:?}: {deepest} bytes");
+        assert!((1..DEEPEST).contains(&deepest), "{libc:?}: {said}");
+    }
+}
+
+/// Threads that are cancelled while they wait, or leave by siglongjmp.
+#[test]
+fn cancelled_and_left() {
+    let Some(place) = Place::new() else { return };
+    let program = native::build_with(&place.musl, &place.host, "cancel", &["../cancel.c"], &["-Wno-unused-result"]);
+    for (what, connections) in [("cancel", 46), ("jump", 17)] {
+        let stock = place.run(Stock, &program, &[what]);
+        let (ours, delta) = place.counted(&program, &[what]);
+        // musl's signal interrupts `poll` and its like in a thread that has switched cancellation off. POSIX knows no such
+        // failure, and ours go on.
+        assert_eq!(ours, stock.replace("not cancelled: -1", "not cancelled: 1"), "{what}");
+        stays_in_shared_memory(&delta, connections);
+        assert_eq!(delta.get("close_shm"), 2 * delta.get("connect_shm"), "connections are left\n{delta}");
+    }
+}
+
+/// gcompat has functions of glibc over musl. The program was built for another libc than the one whose calls ours would
+/// pass on.
+#[test]
+fn glibcs_functions_over_musl_are_left_alone() {
+    let Some(place) = Place::new() else { return };
+    let sources = ["musl.c", "glibc_names.c"];
+    let program = native::build_with(&place.musl, &place.host, "gcompat", &sources, &["-rdynamic"]);
+    let (_, delta) = place.counted(&program, &[]);
+    delta.assert_kernel_only();
+}
+
+/// `run`, `doctor --program` and `explain` treat it as any other program.
+#[test]
+fn commands_know_it() {
+    let Some(place) = Place::new() else { return };
+    if stock_mode() {
+        return eprintln!("SKIPPED: stock mode has no command line");
+    }
+    let command = |args: &[&str]| {
+        let mut command = place.host.command(Stock, artifacts::cli());
+        command.env("FASTSOCKET_SOCKET", place.host.socket()).args(args);
+        Proc::spawn(place.host.logs(), "fastsocket", command).finish(Duration::from_secs(60))
+    };
+    let program = place.build(Musl, "musl", &[]).display().to_string();
+    let before = place.host.snapshot();
+    let done = command(&["run", "--require", "--", &program]).success().says("ok");
+    assert_eq!(done.stderr, "", "a warning");
+    place.host.snapshot().since(&before).assert_shm(1);
+    let done = command(&["doctor", "--program", &program]);
+    assert!(done.stdout.contains("(musl)") && !done.stdout.contains("FAIL  program"), "{done:?}");
+    let (server, port) = place.serve(Musl);
+    place.run(Accel, &place.build(Glibc, "echo", &[]), &["ask", &port, "2", "3"]);
+    let done = command(&["explain", "--json", &server.pid().to_string()]).success();
+    assert!(done.stdout.contains("\"program_kind\": \"musl\""), "{done:?}");
+    assert!(done.stdout.contains("\"obstacles\": []"), "{done:?}");
+}

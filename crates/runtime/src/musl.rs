@@ -1,0 +1,36 @@
+//! Whether the program's libc is musl. The constructor says so, before the first hook does anything.
+//!
+//! What differs for this library: fields of `msghdr` and `cmsghdr` are half as long and have padding behind them,
+//! libc's own signals are others, and a cancelled thread is not unwound: it ends in the call in which it is.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+#[link_section = ".data.fsocket_start"]
+static HERE: AtomicBool = AtomicBool::new(false);
+
+/// The program's libc is musl.
+#[link_section = ".text.fsocket_start"]
+pub fn note() {
+    HERE.store(true, Ordering::Relaxed);
+}
+
+/// Is the program's libc musl?
+#[inline(always)]
+pub fn is_here() -> bool {
+    HERE.load(Ordering::Relaxed)
+}
+
+/// A length of a message, as the program means it. musl declares 32 bits for what the kernel takes as 64, and clears
+/// the padding in a copy; what the program has there is anything.
+#[inline(always)]
+pub fn length(n: usize) -> usize {
+    match is_here() {
+        true => n as u32 as usize,
+        false => n,
+    }
+}
+
+/// The header of a message with its lengths as the program means them.
+pub fn header(m: libc::msghdr) -> libc::msghdr {
+    libc::msghdr { msg_iovlen: length(m.msg_iovlen), msg_controllen: length(m.msg_controllen), ..m }
+}
