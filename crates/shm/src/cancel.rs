@@ -4,9 +4,7 @@
 //! must not: these frames hold tokens, wakers, references. `pthread_cancel` is hooked: it
 //! notes a request for the thread. The sleep ends as if a signal had interrupted it, and
 //! everything is given back. Then the hook, where nothing is left to clean up, calls
-//! `pthread_testcancel`. ADR 31. Under musl it is the same, but for the signal ([`in_musl`]).
-
-pub mod in_musl;
+//! `pthread_testcancel`. ADR 31. Under musl it is the same, but for the signal ([`crate::cancel_in_musl`]).
 
 use crate::cow::Sparing;
 use crate::process;
@@ -19,9 +17,10 @@ const PENDING: usize = 64;
 /// glibc's signal for cancellation; its handler does nothing to a thread that is not
 /// cancelled asynchronously.
 const SIGCANCEL: i32 = 32;
+pub(crate) const SIGCANCEL_OF_MUSL: i32 = 33;
 /// How long a thread waits for libc to know of a request, in turns of [`TURN_NS`].
-const TURNS: u32 = 10_000;
-const TURN_NS: u64 = 10_000;
+pub(crate) const TURNS: u32 = 10_000;
+pub(crate) const TURN_NS: u64 = 10_000;
 
 /// A thread that the program has cancelled.
 pub struct Request {
@@ -220,7 +219,7 @@ fn noted(thread: libc::pthread_t, tid: u32, announced: bool) -> Option<&'static 
 
 /// Interrupts a system call of thread `tid`.
 pub fn poke(tid: u32) {
-    let signal = if musl::is_here() { in_musl::SIGCANCEL } else { SIGCANCEL };
+    let signal = if musl::is_here() { SIGCANCEL_OF_MUSL } else { SIGCANCEL };
     let _ = sys::tgkill(sys::getpid(), tid as i32, signal);
 }
 

@@ -4,6 +4,7 @@
 
 pub mod asleep;
 pub mod cancel;
+pub mod cancel_in_musl;
 pub mod chan;
 pub mod conn;
 pub mod idle;

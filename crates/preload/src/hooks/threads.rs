@@ -20,7 +20,7 @@ fn test() {
 }
 
 /// `pthread_cancel` of musl. Its signal may arrive while the thread is on its way to sleep in us, and once only, so the
-/// request is noted before ([`cancel::in_musl`]).
+/// request is noted before ([`fsocket_shm::cancel_in_musl`]).
 ///
 /// # Safety
 /// As pthread_cancel(3).
@@ -29,7 +29,7 @@ unsafe fn cancel_in_musl(thread: pthread_t) -> c_int {
     {
         let _errno = fsocket_sys::errno::Saved::errno();
         cancel::be_careful();
-        cancel::in_musl::take_over(|helper| real!(pthread_cancel(helper)));
+        fsocket_shm::cancel_in_musl::take_over(|helper| real!(pthread_cancel(helper)));
     }
     // SAFETY: the program says that the thread has not been joined, as for libc's function.
     let tid = unsafe { cancel::tid_of(thread) };

@@ -12,8 +12,6 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use fsocket_runtime::signals::Action;
 use libc::{c_int, pthread_attr_t, pthread_t};
 
-pub const SIGCANCEL: i32 = 33;
-
 /// Address of musl's handler.
 static LIBCS: AtomicUsize = AtomicUsize::new(0);
 
@@ -31,19 +29,22 @@ pub fn take_over(cancel: impl FnOnce(pthread_t) -> c_int) {
     }
     if BEGUN.swap(true, Ordering::AcqRel) {
         // Another thread does so; in a child that was forked meanwhile nobody does.
-        for _ in 0..super::TURNS {
+        for _ in 0..crate::cancel::TURNS {
             if READY.load(Ordering::Acquire) {
                 break;
             }
-            fsocket_sys::nanosleep(super::TURN_NS);
+            fsocket_sys::nanosleep(crate::cancel::TURN_NS);
         }
         return;
     }
     cancel_helper(cancel);
-    if let Ok(now) = Action::swap(SIGCANCEL, None) {
+    if let Ok(now) = Action::swap(crate::cancel::SIGCANCEL_OF_MUSL, None) {
         if !matches!(now.handler, libc::SIG_DFL | libc::SIG_IGN) {
             LIBCS.store(now.handler, Ordering::Release);
-            let _ = Action::swap(SIGCANCEL, Some(&Action { handler: interrupted as *const () as usize, ..now }));
+            let _ = Action::swap(
+                crate::cancel::SIGCANCEL_OF_MUSL,
+                Some(&Action { handler: interrupted as *const () as usize, ..now }),
+            );
         }
     }
     READY.store(true, Ordering::Release);
