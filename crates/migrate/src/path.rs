@@ -22,7 +22,7 @@ mod queue;
 mod settle;
 
 use crate::stage::peer_status;
-use crate::stage::{can_follow, of, went_to, Path};
+use crate::stage::{can_follow, is_moving, of, went_to, Path};
 use carry::{carry, pass_over, pour_all};
 use patience::{await_peer, patiently, PATIENCE_NS};
 pub use queue::{
@@ -45,9 +45,10 @@ use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// For calls that are rare: go after a path that was switched, and say whether
-/// the connection still is one of ours. Bytes in the ring keep it one.
+/// the connection still is one of ours. Bytes in the ring keep it one, and so does a mover that is not done: [`follow`]
+/// repeats in the kernel what the program sets meanwhile.
 pub fn still_ours(d: &'static Desc) -> bool {
-    if d.is_conn() && of(d) != Path::Shm {
+    if d.is_conn() && of(d) != Path::Shm && !is_moving(d) {
         let _ = follow(d);
     }
     d.is_conn()

@@ -287,8 +287,8 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             crate::waker::ring_sleepers();
             return Outcome::Done(r);
         }
-        // The mover is in the middle of it, and may get no CPU for long. Nothing has to wait for it: who follows it
-        // repeats in the kernel what is noted here.
+        // The mover may get no CPU for long, and this call does not need it: `path::follow` repeats in the kernel what is
+        // noted here.
         Path::Pending if stage::is_moving(d) => {}
         Path::Pending => {
             return match path::follow(d) {
@@ -298,7 +298,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
     }
     let r = shut_in_rings(d, how);
-    // Another thread may have followed just before that was noted. (What has been repeated already does no harm.)
+    // Another thread may have followed just before the note. (A second shutdown does no harm.)
     if r.is_ok() && d.sock().flags.look().has_left() {
         if let Ok(fd) = path::follow(d) {
             let _ = sys::shutdown(fd, how);
