@@ -81,6 +81,35 @@ struct Answer {
     uid: u32,
 }
 
+/// The sockets that a request is about. Addresses are as the kernel keeps them; zero is any.
+#[derive(Clone, Copy)]
+struct Question {
+    /// Bit s: those in state s.
+    states: u32,
+    family: i32,
+    own: ([u8; 16], u16),
+    peer: ([u8; 16], u16),
+    /// All of them, or the one that the kernel chooses.
+    is_dump: bool,
+}
+
+impl Question {
+    fn one(state: u32, family: i32, own: ([u8; 16], u16), peer: ([u8; 16], u16)) -> Question {
+        Question { states: 1 << state, family, own, peer, is_dump: false }
+    }
+
+    fn all(states: u32, family: i32, port: u16) -> Question {
+        Question { states, family, own: ([0; 16], port), peer: ([0; 16], 0), is_dump: true }
+    }
+
+    /// Is a socket with this answer in one of the states?
+    fn concerns(&self, answer: &Answer) -> bool {
+        let has = |state: u32| self.states.checked_shr(state).unwrap_or(0) & 1 != 0;
+        let state = u32::from(answer.state);
+        has(state) || state == TCP_CLOSE && has(TCP_BOUND_INACTIVE)
+    }
+}
+
 /// A line to the kernel.
 pub struct SockDiag {
     fd: OwnedFd,
@@ -160,7 +189,7 @@ impl SockDiag {
         let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 };
         let to = Addr { ip, family: family as u16, ..Addr::default() };
         // Port 0 at the other end: no connection matches, only a listener.
-        self.each(TCP_LISTEN, family, (raw(&to), port), (raw(&to), 0), 0, is_it)
+        self.ask(Question::one(TCP_LISTEN, family, (raw(&to), port), (raw(&to), 0)), is_it)
     }
 
     /// Whether exactly this socket is the end of the connection between these two. When the kernel cannot be asked,
@@ -175,7 +204,7 @@ impl SockDiag {
             IpAddr::V6(v6) => (v6.octets(), a.port()),
         };
         let is_it = |a: &Answer| cookie(&a.id) == socket;
-        self.each(TCP_ESTABLISHED, family, end(own), end(peer), 0, is_it) != Some(false)
+        self.ask(Question::one(TCP_ESTABLISHED, family, end(own), end(peer)), is_it) != Some(false)
     }
 
     /// Whose listening socket gets what comes for this address.
@@ -186,7 +215,7 @@ impl SockDiag {
             raw[..4].copy_from_slice(&ip[12..]);
         }
         let mut uid = None;
-        self.each(TCP_LISTEN, family, (raw, port), (raw, 0), 0, |answer| {
+        self.ask(Question::one(TCP_LISTEN, family, (raw, port), (raw, 0)), |answer| {
             uid = Some(answer.uid);
             true
         })?;
@@ -197,7 +226,7 @@ impl SockDiag {
         // Whether a socket with the cookie is among the answers; `None`: no usable answer.
         let is_it = |answer: &Answer| cookie(&answer.id) == info.cookie;
         let family = i32::from(info.addr.family);
-        self.dump(TCP_LISTEN, family, info.addr.port, is_it)
+        self.ask(Question::all(1 << TCP_LISTEN, family, info.addr.port), is_it)
     }
 
     /// Cookies of all sockets that listen on exactly this address; `None`: no usable
@@ -205,7 +234,7 @@ impl SockDiag {
     pub fn listeners(&mut self, addr: &Addr) -> Option<Vec<u64>> {
         let bound = raw(addr);
         let mut found = Vec::new();
-        self.dump(TCP_LISTEN, i32::from(addr.family), addr.port, |answer| {
+        self.ask(Question::all(1 << TCP_LISTEN, i32::from(addr.family), addr.port), |answer| {
             if answer.id.src == bound {
                 found.push(cookie(&answer.id));
             }
@@ -222,8 +251,8 @@ impl SockDiag {
         const CONNECTED: u32 = 0x1fff & !1 & !LISTENS & !(1 << TCP_CLOSE);
         let mut ports = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            let (states, any) = (if connected { CONNECTED } else { LISTENS }, ([0; 16], 0));
-            self.ask(states, family, any, any, libc::NLM_F_DUMP as u16, |answer| {
+            let states = if connected { CONNECTED } else { LISTENS };
+            self.ask(Question::all(states, family, 0), |answer| {
                 ports.push(u16::from_be_bytes(answer.id.sport));
                 false
             })?;
@@ -239,7 +268,7 @@ impl SockDiag {
             .into_iter()
             .flat_map(|state| [libc::AF_INET, libc::AF_INET6].map(|family| (state, family)))
         {
-            self.dump(state, family, port, |a| {
+            self.ask(Question::all(1 << state, family, port), |a| {
                 if u16::from_be_bytes(a.id.sport) == port {
                     found.push(cookie(&a.id));
                 }
@@ -249,36 +278,10 @@ impl SockDiag {
         Some(found)
     }
 
-    /// [`Self::each`] for all sockets of a port.
-    fn dump(&mut self, state: u32, family: i32, port: u16, is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
-        self.each(state, family, ([0; 16], port), ([0; 16], 0), libc::NLM_F_DUMP as u16, is_it)
-    }
-
-    /// Shows the sockets in a state that are answered to `is_it` until it says yes.
-    /// Whether it did; `None`: no usable answer. `own` and `peer`: as the kernel keeps them.
-    fn each(
-        &mut self,
-        state: u32,
-        family: i32,
-        own: ([u8; 16], u16),
-        peer: ([u8; 16], u16),
-        flags: u16,
-        mut is_it: impl FnMut(&Answer) -> bool,
-    ) -> Option<bool> {
-        let answered = if state == TCP_BOUND_INACTIVE { TCP_CLOSE } else { state };
-        self.ask(1 << state, family, own, peer, flags, |a| u32::from(a.state) == answered && is_it(a))
-    }
-
-    /// The same for all states of which `states` has the bit.
-    fn ask(
-        &mut self,
-        states: u32,
-        family: i32,
-        own: ([u8; 16], u16),
-        peer: ([u8; 16], u16),
-        flags: u16,
-        mut is_it: impl FnMut(&Answer) -> bool,
-    ) -> Option<bool> {
+    /// Shows the sockets that are answered to `is_it` until it says yes. Whether it did; `None`: no usable answer.
+    fn ask(&mut self, what: Question, mut is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
+        let Question { states, family, own, peer, is_dump } = what;
+        let flags = if is_dump { libc::NLM_F_DUMP as u16 } else { 0 };
         self.seq = self.seq.wrapping_add(1);
         let request = Request {
             head: Head {
@@ -298,7 +301,7 @@ impl SockDiag {
                 dport: peer.1.to_be_bytes(),
                 src: own.0,
                 dst: peer.0,
-                interface: if flags == 0 { LOOPBACK } else { 0 },
+                interface: if is_dump { 0 } else { LOOPBACK },
                 cookie: [u32::MAX; 2],
             },
         };
@@ -323,8 +326,8 @@ impl SockDiag {
                     NLMSG_DONE => return Some(false),
                     NLMSG_ERROR => return (errno_of(body) == libc::ENOENT).then_some(false),
                     _ => {
-                        let found = Answer::read_from_prefix(body).is_ok_and(|(a, _)| is_it(&a));
-                        if found || flags == 0 {
+                        let found = Answer::read_from_prefix(body).is_ok_and(|(a, _)| what.concerns(&a) && is_it(&a));
+                        if found || !is_dump {
                             return Some(found);
                         }
                     }
