@@ -22,8 +22,8 @@ impl Item {
         }
         let Some(d) = self.desc() else { return false };
         let came = self.edge(d, &self.passed, true);
-        let fresh = !came && self.events_at_first(d, &self.passed) != 0;
-        if came && ready::events(d, self.wanted()) != 0 || fresh {
+        let fresh = self.events_at_first(d, &self.passed) != 0;
+        if fresh {
             self.passed.fresh.store(false, Ordering::Relaxed);
         }
         came || fresh
@@ -34,8 +34,8 @@ impl Item {
         if !last.fresh.load(Ordering::Relaxed) || ready::events(d, self.wanted()) == 0 {
             return 0;
         }
-        // They may have come since `edge` has looked, and must not be an edge once more. What is noted now is part of
-        // what is reported, because the events are asked for afterwards.
+        // They may have come after `edge` has looked, and would be an edge once more. So they are noted. The events are
+        // asked for afterwards, and contain all that was noted.
         self.edge(d, last, true);
         ready::events(d, self.wanted())
     }
