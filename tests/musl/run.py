@@ -106,7 +106,7 @@ class Nginx:
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(tree, place, symlinks=True)
             without = [f"--without-http_{module}_module" for module in ("rewrite", "gzip", "auth_basic")]
-            # (Debian's musl has no crypt. What would call it is left out; the header is included all the same.)
+            # (musl in Debian has no crypt. nginx includes the header all the same, and calls nothing of it here.)
             (place / "lacking").mkdir()
             if libc == "musl":
                 (place / "lacking" / "crypt.h").touch()

@@ -133,6 +133,9 @@ unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
     let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let (control, len) = (m.msg_control as *const u8, musl::length(m.msg_controllen));
+    if len > i32::MAX as usize {
+        return; // the kernel refuses it, and the sums below do not overflow
+    }
     let mut at = 0;
     while at + HEADER <= len {
         // SAFETY: `control` has `len` bytes, and a header begins at `at` and ends within them.

@@ -18,7 +18,7 @@ struct Weak {
     dlopen_mode: usize,
     libc_dlsym: usize,
     register_atfork: usize,
-    /// Of musl's loader, for its own use: nothing else has the name.
+    /// A function that only the loader of musl has.
     musl: usize,
 }
 

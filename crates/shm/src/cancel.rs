@@ -54,11 +54,14 @@ impl Request {
     }
 }
 
-// (A new one for each request.)
-#[allow(clippy::declare_interior_mutable_const)]
-const NO: AtomicBool = AtomicBool::new(false);
-static REQUESTS: [Request; PENDING] =
-    [const { Request { thread: AtomicU64::new(0), tid: AtomicU32::new(0), seen: NO, announced: NO } }; PENDING];
+static REQUESTS: [Request; PENDING] = [const {
+    Request {
+        thread: AtomicU64::new(0),
+        tid: AtomicU32::new(0),
+        seen: AtomicBool::new(false),
+        announced: AtomicBool::new(false),
+    }
+}; PENDING];
 /// How many of them there are.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 extern "C" {

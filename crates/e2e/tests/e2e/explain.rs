@@ -208,7 +208,7 @@ fn programs_that_load_no_library() {
     let is_static = sleeper(&host, "static", &["-static"]);
     because(&host, &started(&host, "static", host.command(Accel, is_static)), "static", "statically linked");
 
-    // (It is this machine's, under a name that nobody knows.)
+    // (The loader of this machine, under a name that the command does not know.)
     let loader = host.path().join("ld-other.so.1");
     std::fs::copy(native::loader(), &loader).expect("a loader");
     let other = sleeper(&host, "other", &[&format!("-Wl,--dynamic-linker={}", loader.display())]);

@@ -87,7 +87,7 @@ fn both_libcs_in_all_pairs() {
     }
 }
 
-/// Threads that ask, threads that serve, and epoll, in one process.
+/// Clients and servers are threads of one process; some servers use epoll.
 #[test]
 fn threads_and_epoll() {
     let Some(place) = Place::new() else { return };
@@ -154,7 +154,7 @@ fn messages_with_padding() {
     for libc in [Musl, Glibc] {
         let (_, delta) = place.counted(&place.build(libc, "padded", &[]), &[]);
         delta.assert_shm(1);
-        // (A connection that is passed becomes the kernel's.)
+        // (A passed connection goes over to kernel TCP.)
         assert!(stock_mode() || delta.get("path_switch") > 0, "{libc:?}: {delta}");
     }
 }

@@ -338,8 +338,8 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     real!(fdopen(fd, mode))
 }
 
-/// In musl a stream over functions has no descriptor number for `fileno`: the connection becomes the kernel's, for a stream
-/// of musl's own. False: this is glibc, or the connection's other side does not answer.
+/// A stream over functions has no number for `fileno` in musl. So the connection goes over to kernel TCP, and musl makes
+/// its usual stream. False: the libc is glibc, or the other side of the connection does not answer.
 fn left_to_musl(fd: c_int) -> bool {
     if musl::is_here() {
         guarded(|| exec::hand_over(fd));
