@@ -89,7 +89,7 @@ struct Question {
     family: i32,
     own: ([u8; 16], u16),
     peer: ([u8; 16], u16),
-    /// All of them, or the one that the kernel chooses.
+    /// True: the kernel answers for every such socket. False: for the one that it would choose itself.
     is_dump: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Whether the program's libc is musl. The constructor says so, before the first hook does anything.
 //!
-//! What differs for this library: fields of `msghdr` and `cmsghdr` are half as long and have padding behind them,
-//! libc's own signals are others, and a cancelled thread is not unwound: it ends in the call in which it is.
+//! Three things differ for this library. Lengths in `msghdr` and `cmsghdr` have 32 bits, and padding behind them. musl
+//! reserves other signals for itself. It does not unwind a cancelled thread, which ends in its call.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -11,7 +11,7 @@ fn what_is_inherited_stays_fast() {
     let host = Host::new();
     let Some(delta) = e2e::same_transcripts(&host, 120, "exec.py", &[]) else { return };
     assert!(delta.get("connect_shm") >= 25 && delta.get("accept_shm") >= 25, "not over shared memory\n{delta}");
-    // (On a busy machine a next program may need more than a second to begin: what waits for it is the kernel's then.)
+    // (On a busy machine a program may need more than a second to start. Its first connection goes over to kernel TCP then.)
     let untaken = delta.get("fallback.untaken");
     assert!(untaken <= 4, "the next programs accept nothing\n{delta}");
     assert!(delta.get("connect_kernel") + delta.get("accept_kernel") <= untaken, "over kernel TCP\n{delta}");

@@ -1,4 +1,4 @@
-//! What the program does about faults; see [`fsocket_runtime::faults`].
+//! Hooks for the actions that the program sets for faults; see [`fsocket_runtime::faults`].
 
 use super::answer::{failed, Answer};
 use fsocket_runtime::signals::Action;
