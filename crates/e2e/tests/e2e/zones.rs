@@ -288,7 +288,7 @@ fn a_listener_from_a_service_manager() {
     let library = fsocket_testkit::artifacts::library().display().to_string();
     let library = if stock_mode() { "" } else { library.as_str() };
     let before = &["env", "-u", "LD_PRELOAD", fsocket_testkit::PYTHON, "-c", manager, library];
-    for env in [&[("FASTSOCKET_DISABLE", "shm")][..], &[]] {
+    for env in [&[("FASTSOCKET_DISABLE", "shm,balance")][..], &[("FASTSOCKET_DISABLE", "balance")]] {
         assert_local(&Start { before, env, options: &["pin", "fd3"], ..Start::default() }, "127.0.0.1");
     }
     // Without a monitor: the classic selector.
@@ -351,7 +351,7 @@ fn ways_of_pinning() {
     need_two_cpus!();
     let with = |pin: &'static str, options: &'static [&'static str]| {
         let host = Host::new();
-        let env = [("FASTSOCKET_DISABLE", "shm"), ("FASTSOCKET_PIN", pin)];
+        let env = [("FASTSOCKET_DISABLE", "shm,balance"), ("FASTSOCKET_PIN", pin)];
         let server = Start { env: &env, options, ..Start::default() }.run(&host);
         if pin == "require" && options.is_empty() {
             server.ask("127.0.0.1", 0, 20);

@@ -324,10 +324,12 @@ fn nginx_reuseport() {
             return;
         }
         let zones = host.zones();
-        let local = |z: &_| accepted(z, 0, "local") + accepted(z, 1, "local");
         let since = |kind| selected(&zones, kind) - selected(&before, kind);
         assert!(since("lookups") >= 2000 && since("self") == since("lookups"), "{what}: {zones:#}");
-        assert!(local(&zones) - local(&before) >= 2000, "{what}: {zones:#}");
+        let both = |z: &_, kind| accepted(z, 0, kind) + accepted(z, 1, kind);
+        let by = |kind| both(&zones, kind) - both(&before, kind);
+        // (A worker without CPU time is helped by the other one.)
+        assert!(by("local") >= 1500 && by("local") + by("stolen") >= 2000, "{what}: {zones:#}");
         assert_eq!(net::kernel_sockets(port, "0A"), 2, "{what}: nothing was made beside them");
     };
     check("started");

@@ -30,7 +30,7 @@ fn each_workers_own_socket_is_its_local_one() {
         ("fork-oneshot", &["sockets"]),
     ] {
         for how in hows {
-            for env in [&[("FASTSOCKET_DISABLE", "shm")][..], &[]] {
+            for env in [&[("FASTSOCKET_DISABLE", "shm,balance")][..], &[("FASTSOCKET_DISABLE", "balance")]] {
                 let host = Host::new();
                 let server = Start { mode, options: &["pin", how], env, ..Start::default() }.run(&host);
                 let what = format!("{mode} {how} {env:?}");
@@ -122,7 +122,7 @@ fn unpinned_workers_are_left_to_the_hash() {
         assert!(by_hash >= 390 && by_hash == selected(&zones, "lookups"), "{zones:#}");
     }
     // Unless they may be pinned.
-    let env = &[("FASTSOCKET_DISABLE", "shm"), ("FASTSOCKET_PIN", "auto")];
+    let env = &[("FASTSOCKET_DISABLE", "shm,balance"), ("FASTSOCKET_PIN", "auto")];
     let server = Start { options: &["sockets"], env, ..Start::default() }.run(&host);
     if !stock_mode() {
         wait_for_places(&host, 2);
