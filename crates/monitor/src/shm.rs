@@ -28,6 +28,7 @@ pub mod registry;
 mod remote;
 pub mod renew;
 mod requests;
+pub mod resident;
 pub mod shown;
 mod stale;
 pub mod stand_ins;

@@ -109,6 +109,10 @@ impl Channels {
         self.all.values()
     }
 
+    pub fn number(&self) -> usize {
+        self.all.len()
+    }
+
     /// From this number on, in order.
     pub fn from(&self, id: ChannelId) -> impl Iterator<Item = &Channel> {
         self.all.range(id..).map(|(_, ch)| ch)

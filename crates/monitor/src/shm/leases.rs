@@ -13,7 +13,7 @@ use fsocket_proto::registry::lessee;
 use fsocket_proto::{answer, request};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 impl Shm {
     /// [`request::Ports`].
@@ -76,8 +76,7 @@ impl Shm {
 
     fn free_ports(&mut self, ctx: &mut Context, id: ConnId) -> Result<u16, Errno> {
         self.may_lease(ctx, id)?;
-        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
-        let used = |p| listened.contains(&p) || self.registry.owner(p) != 0;
+        let used = |p| self.listeners.has_port(p) || self.registry.owner(p) != 0;
         self.ports.lease(used).ok_or(Errno::AGAIN)
     }
 
@@ -143,20 +142,19 @@ impl Shm {
     }
 
     /// Ports of dead clients, of which nothing waits to be accepted: where there are no others. What
-    /// they have left open at a server is under way with the port it was accepted with.
+    /// they have left open at a server is under way with the port it was accepted with. Each request looks at some
+    /// channels, and the next one goes on behind them.
     pub fn reclaim_ports(&mut self, ctx: &mut Context) {
-        let idle = |ch: &&mut Channel| ch.client_ended && !ch.leases.is_empty() && ch.mem.queued_all() == 0;
-        let of = |ch: &mut Channel| (ch.client_family, std::mem::take(&mut ch.leases));
-        let reclaimed: Vec<_> = self.channels.iter_mut().filter(idle).map(of).collect();
-        for (family, leases) in reclaimed {
+        const SOME: usize = 16;
+        let left = |ch: &&Channel| ch.client_ended && !ch.leases.is_empty();
+        let all = self.channels.from(self.reclaimed).chain(self.channels.from(0));
+        let some: Vec<ChannelId> = all.take(self.channels.number()).filter(left).map(|ch| ch.id).take(SOME).collect();
+        self.reclaimed = some.last().map_or(0, |last| last.saturating_add(1));
+        for id in some {
+            let Some(ch) = self.channels.get_mut(id).filter(|ch| ch.mem.queued_all() == 0) else { continue };
+            let (family, leases) = (ch.client_family, std::mem::take(&mut ch.leases));
             self.return_ports(ctx, family, leases);
         }
-    }
-
-    /// Does another channel have this block?
-    fn is_shared(&self, ctx: &Context, first: u16) -> bool {
-        let of_client = || ctx.clients.iter().any(|(_, c)| !c.leases.of(first).is_empty());
-        self.channels.made_by(self.registry.owner(first)).any(|ch| ch.leases.contains(&first)) || of_client()
     }
 
     /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
@@ -175,10 +173,13 @@ impl Shm {
             .collect();
         let alive = ctx.clients.iter().any(|(_, c)| c.family == family);
         let gone: BTreeSet<u16> = leases.into_iter().chain(kept).collect();
-        for first in gone.into_iter().filter(|first| !self.is_shared(ctx, *first)).collect::<Vec<_>>() {
+        let of_clients: HashSet<u16> = ctx.clients.iter().flat_map(|(_, c)| c.leases.each()).map(|(f, _)| f).collect();
+        let of_channel = |first| self.channels.made_by(self.registry.owner(first)).any(|ch| ch.leases.contains(&first));
+        let is_shared = |first: &u16| of_clients.contains(first) || of_channel(*first);
+        for first in gone.into_iter().filter(|first| !is_shared(first)).collect::<Vec<_>>() {
             // Nobody begins a connection from it any more.
-            self.registry.set_owner(first..=first + (crate::shm::ports::BLOCK - 1), 0);
-            if alive && in_use.range(first..=first + (crate::shm::ports::BLOCK - 1)).next().is_some() {
+            self.registry.set_owner(first..=first + (BLOCK - 1), 0);
+            if alive && in_use.range(first..=first + (BLOCK - 1)).next().is_some() {
                 self.family_leases.entry(family).or_default().push(first);
             } else {
                 self.ports.give_back(first);

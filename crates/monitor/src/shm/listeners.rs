@@ -110,6 +110,8 @@ type Key = (u64, [u8; 16], u16);
 pub struct Listeners {
     all: BTreeMap<ListenerId, Listener>,
     by_address: HashMap<Key, Vec<ListenerId>>,
+    /// How many there are at each port.
+    ports: HashMap<u16, u32>,
     turn: usize,
     /// How many there are of each user's.
     users: HashMap<u32, u64>,
@@ -129,7 +131,7 @@ impl Listeners {
     }
 
     pub fn has_port(&self, port: u16) -> bool {
-        self.all.values().any(|l| l.info.addr.port == port)
+        self.ports.contains_key(&port)
     }
 
     /// The listener that is this very socket. A socket that was closed,
@@ -150,6 +152,7 @@ impl Listeners {
     pub fn add(&mut self, info: Listening, uid: u32) -> ListenerId {
         let id = info.cookie;
         *self.users.entry(uid).or_default() += 1;
+        *self.ports.entry(info.addr.port).or_default() += 1;
         self.by_address.entry(key(info.netns, &info.addr)).or_default().push(id);
         self.all.insert(
             id,
@@ -181,6 +184,12 @@ impl Listeners {
             *n -= 1;
             if *n == 0 {
                 self.users.remove(&listener.uid);
+            }
+        }
+        if let Some(n) = self.ports.get_mut(&listener.info.addr.port) {
+            *n -= 1;
+            if *n == 0 {
+                self.ports.remove(&listener.info.addr.port);
             }
         }
         let key = key(listener.info.netns, &listener.info.addr);

@@ -22,9 +22,8 @@ use fsocket_proto::{answer, notice, request, CHANNELS_OF_LISTENER};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 impl Shm {
     /// [`request::Hello`].
@@ -465,22 +464,12 @@ impl Shm {
     }
 
     /// Whether a user whose processes need another channel holds less memory than is left for all others. As it
-    /// was a moment ago: many come at once, and it is read from each channel.
+    /// was a moment ago ([`crate::shm::resident`]).
     fn has_memory(&mut self, ctx: &Context, uid: u32) -> bool {
-        const MOMENT: Duration = Duration::from_millis(50);
-        let held = self.memory.take().filter(|(at, _)| at.elapsed() < MOMENT).unwrap_or_else(|| {
-            let channels = self.channels.iter().map(|ch| (ch.client_uid, ch.mem.resident()));
-            let arenas = ctx.arenas.iter().map(|a| (a.uid, a.mem.resident()));
-            let mut sum = HashMap::new();
-            for (uid, bytes) in channels.chain(arenas) {
-                *sum.entry(uid).or_default() += bytes;
-            }
-            (Instant::now(), sum)
-        });
-        let own = if uid == 0 || ctx.config.private { 0 } else { held.1.get(&uid).copied().unwrap_or_default() };
-        let all = held.1.values().sum();
-        self.memory = Some(held);
-        shares::admits(own, all, 0, ctx.config.memory)
+        let Shm { memory, channels, .. } = self;
+        memory.look(|first| channels.from(first), |first| ctx.arenas.iter().skip(first));
+        let own = if uid == 0 || ctx.config.private { 0 } else { memory.of(uid) };
+        shares::admits(own, memory.all(), 0, ctx.config.memory)
     }
 
     /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private

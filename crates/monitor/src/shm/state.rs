@@ -11,6 +11,7 @@ use crate::shm::pairs::Pairs;
 use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
+use crate::shm::resident::Resident;
 use crate::shm::stand_ins::Remote;
 use crate::shm::sweeping::Sweep;
 use crate::shm::touches::Touches;
@@ -40,6 +41,8 @@ pub struct Shm {
     pub distrust: Distrust,
     /// Port leases of ended processes whose fork group still use them.
     pub family_leases: HashMap<FamilyId, Vec<u16>>,
+    /// The channel at which the search for ports of ended processes goes on.
+    pub reclaimed: ChannelId,
     /// When to look again for channels that wait to be emptied, and how long
     /// the wait before that was.
     pub look_again: Option<(Instant, Duration)>,
@@ -51,8 +54,7 @@ pub struct Shm {
     pub sweeping: Option<Box<Sweep>>,
     /// Channels whose listener has ended, by its user: it is still to be said to those that wait there.
     pub ended: BTreeMap<u32, VecDeque<ChannelId>>,
-    /// Bytes in shared memory by user, and since when that is so.
-    pub memory: Option<(Instant, HashMap<u32, u64>)>,
+    pub memory: Resident,
 }
 
 impl Shm {
@@ -75,12 +77,13 @@ impl Shm {
             moving: Moving::default(),
             distrust: Distrust::default(),
             family_leases: HashMap::new(),
+            reclaimed: 0,
             look_again: None,
             endings: Endings::default(),
             sweeps: Seldom::default(),
             sweeping: None,
             ended: BTreeMap::new(),
-            memory: None,
+            memory: Resident::default(),
         }
     }
 

@@ -1,0 +1,91 @@
+//! Memory that users have behind channels and arenas.
+//!
+//! It is read from each of them, and there are thousands. So each request reads a few: what is known is what the last look
+//! at all has found, or this one so far if that is more.
+
+use crate::arenas::Arena;
+use crate::shm::channels::Channel;
+use crate::ChannelId;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// So many are read for one request.
+const EACH: usize = 32;
+/// A look begins so long after the one before has begun.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// Where a look goes on.
+#[derive(Clone, Copy)]
+enum At {
+    Channel(ChannelId),
+    /// Place among all arenas.
+    Arena(usize),
+}
+
+#[derive(Default)]
+pub struct Resident {
+    /// Bytes by user, of the last look.
+    before: HashMap<u32, u64>,
+    /// Of this one.
+    now: HashMap<u32, u64>,
+    at: Option<At>,
+    began: Option<Instant>,
+}
+
+impl Resident {
+    /// Goes on with a look, or begins one if it is time. `channels` has those from a number on.
+    pub fn look<'a, C, A>(&mut self, channels: impl FnOnce(ChannelId) -> C, arenas: impl FnOnce(usize) -> A)
+    where
+        C: Iterator<Item = &'a Channel>,
+        A: Iterator<Item = &'a Arena>,
+    {
+        let at = match self.at {
+            None if self.began.is_some_and(|at| at.elapsed() < MOMENT) => return,
+            None => {
+                self.began = Some(Instant::now());
+                At::Channel(0)
+            }
+            Some(at) => at,
+        };
+        let mut left = EACH;
+        let mut arena = 0;
+        match at {
+            At::Channel(first) => {
+                let mut all = channels(first);
+                for ch in all.by_ref().take(left) {
+                    self.add(ch.client_uid, ch.mem.resident());
+                    left -= 1;
+                }
+                if let Some(next) = all.next() {
+                    self.at = Some(At::Channel(next.id));
+                    return;
+                }
+            }
+            At::Arena(first) => arena = first,
+        }
+        let mut all = arenas(arena);
+        for a in all.by_ref().take(left) {
+            self.add(a.uid, a.mem.resident());
+            arena += 1;
+        }
+        self.at = all.next().map(|_| At::Arena(arena));
+        if self.at.is_none() {
+            self.before = std::mem::take(&mut self.now);
+        }
+    }
+
+    fn add(&mut self, uid: u32, bytes: u64) {
+        *self.now.entry(uid).or_default() += bytes;
+    }
+
+    /// Bytes of this user.
+    pub fn of(&self, uid: u32) -> u64 {
+        let of = |all: &HashMap<u32, u64>| all.get(&uid).copied().unwrap_or_default();
+        of(&self.before).max(of(&self.now))
+    }
+
+    /// Bytes of all users.
+    pub fn all(&self) -> u64 {
+        self.before.values().sum::<u64>().max(self.now.values().sum())
+    }
+}
