@@ -91,7 +91,7 @@ impl Clients {
     /// Of `epoll_ctl`; the client is then not added.
     pub fn add(&mut self, client: Client) -> Result<ConnId, Errno> {
         self.last_id += 1;
-        epoll::add(&*self.epoll, client.fd.as_fd(), EventData::new_u64(self.last_id), EventFlags::IN)?;
+        epoll::add(&*self.epoll, client.fd.as_fd(), EventData::new_u64(self.last_id), client.interest)?;
         let nonce = client.nonce;
         self.all.insert(self.last_id, client);
         self.named(self.last_id, nonce);
@@ -210,7 +210,7 @@ impl Clients {
                 None => client.missed_pending = true,
             }
         }
-        let mut interest = EventFlags::empty();
+        let mut interest = EventFlags::ET;
         interest.set(EventFlags::IN, client.wants_input());
         interest.set(EventFlags::OUT, !client.out.is_empty() && !no_room);
         if interest != client.interest {

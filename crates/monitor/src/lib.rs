@@ -6,7 +6,7 @@
 //!
 //! | layer | modules |
 //! | --- | --- |
-//! | loop | [`monitor`]: receives, asks the part that is concerned, sends; [`turns`], `pace`, [`watchdog`], [`endpoint`], [`report`] |
+//! | loop | [`monitor`]: receives, asks the part that is concerned, sends; [`turns`], `fair`, `pace`, [`watchdog`], [`endpoint`], [`report`] |
 //! | parts | [`shm`]: connections over shared memory; [`zones`]: local listen sockets; [`steer`]: devices; [`policy`] |
 //! | what the parts use | `context`, `off`, [`hosts`]: [`clients`], [`arenas`], configuration, the way to the broker |
 //! | privileges | [`broker`] |
@@ -31,6 +31,7 @@ mod cpus;
 pub mod descriptor;
 pub mod endpoint;
 mod event;
+mod fair;
 pub mod foreign;
 pub mod hosts;
 pub mod knobs;

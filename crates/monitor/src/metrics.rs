@@ -105,7 +105,7 @@ impl Server {
         }
         match wire::receive(self.line.as_fd()) {
             // An answer that came too late.
-            Received::Message(..) | Received::Cut(_) | Received::Nothing => Some(()),
+            Received::Message(..) | Received::Cut(_) | Received::Nothing | Received::Later => Some(()),
             Received::End | Received::Malformed => None,
         }
     }
@@ -165,7 +165,7 @@ impl Server {
                     return serde_json::from_slice(&text).ok();
                 }
                 Received::Message(msg, _) if !msg.answers(&ask) => {}
-                Received::Nothing => {}
+                Received::Nothing | Received::Later => {}
                 _ => return None,
             }
         }

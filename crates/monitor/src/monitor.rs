@@ -2,15 +2,15 @@
 
 mod accepting;
 mod handle;
+mod serving;
 
-use crate::answer::Misbehaved;
 use crate::broker::Broker;
 use crate::context::Context;
 use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ASLEEP, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
-use crate::foreign::{self, closer};
-use crate::pace::Pace;
-use crate::rates::Rates;
+use crate::fair::Fair;
+use crate::foreign::closer;
+use crate::pace::{Doing, Pace};
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
 use crate::shm::registry::Registry;
@@ -19,9 +19,9 @@ use crate::steer::front::Front;
 use crate::steer::{Also, Done};
 use crate::turns::Turns;
 use crate::watchdog::Watchdog;
-use crate::wire::{self, Received};
 use crate::zones::Zones;
-use crate::{address, descriptor, logs, shares, ConnId};
+use crate::{address, descriptor, shares, ConnId};
+use accepting::Arrivals;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,10 +30,6 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Processes of one user that may come in a second, for each CPU: more than can be started there.
-const ARRIVALS: u32 = 4000;
-/// Descriptors that the loop itself closes for one message.
-const CLOSES: u32 = 4;
 /// A private monitor gives its first client this much longer.
 const START_GRACE: Duration = Duration::from_secs(10);
 
@@ -48,10 +44,8 @@ pub struct Monitor {
     spare: Option<OwnedFd>,
     own_uid: u32,
     turns: Turns,
-    /// Clients wait to be accepted.
-    arriving: bool,
-    /// How many processes each user may begin.
-    arrivals: Rates<u32>,
+    fair: Fair,
+    arrivals: Arrivals,
     pace: Pace,
     /// Reports that took long to make.
     reports: crate::report::Kept,
@@ -95,7 +89,6 @@ impl Monitor {
         let deadline = config.private.then(|| Instant::now() + config.linger + START_GRACE);
         let closings = Closings::start(config.private, &broker);
         let registry = Registry::new().map_err(fail("make the registry"))?;
-        let cpus = crate::cpus::possible_cpus() as u32;
         let mut monitor = Monitor {
             ctx: Context::new(config, broker, epoll, netns, descriptors),
             shm: Shm::new(registry, Ports::new(KernelPorts::read()), closings),
@@ -106,8 +99,8 @@ impl Monitor {
             spare: endpoint::spare(),
             own_uid: rustix::process::geteuid().as_raw(),
             turns: Turns::default(),
-            arriving: false,
-            arrivals: Rates::new(ARRIVALS * cpus, Duration::from_secs(1) / (ARRIVALS * cpus)),
+            fair: Fair::default(),
+            arrivals: Arrivals::default(),
             pace: Pace::default(),
             reports: crate::report::Kept::default(),
             deadline,
@@ -170,9 +163,7 @@ impl Monitor {
                 .chain(self.shm.next())
                 .chain(self.zones.next())
                 .chain(self.ctx.clients.send_again)
-                .chain(
-                    (!self.turns.is_empty() || !self.shm.endings.is_empty() || self.shm.has_steps()).then(Instant::now),
-                )
+                .chain(self.has_turns().then(Instant::now))
                 .min();
             let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
@@ -186,7 +177,7 @@ impl Monitor {
             for event in &events {
                 let (what, flags) = (event.data.u64(), event.flags);
                 match what {
-                    ENDPOINT => self.arriving = true,
+                    ENDPOINT => self.arrivals.come = true,
                     ADDRESSES => self.addresses_changed(),
                     POLICY => self.policy_changed(),
                     PAIRS => self.shm.pairs_ended(&self.ctx),
@@ -207,13 +198,15 @@ impl Monitor {
             }
             self.accept_some();
             self.take_turns();
-            self.end_some();
-            self.shm.go_on_stepping(&mut self.ctx);
-            self.pace.lap();
+            self.pace.is(Doing::Due);
             self.ctx.clients.send_again_if_due();
             self.shm.look_again_if_due(&mut self.ctx);
+            self.pace.lap();
+            self.pace.is(Doing::Zones);
             self.zones.zones_look(&mut self.ctx);
             self.balance();
+            self.pace.lap();
+            self.pace.is(Doing::Dispatching);
             self.dispatch();
             self.settle();
             self.pace.lap();
@@ -249,46 +242,6 @@ impl Monitor {
         if client.hung_up || flags.contains(EventFlags::IN) {
             self.turns.add(client.uid, id);
         }
-    }
-
-    /// Handles one message of a process. Whether there was one, and it may have more.
-    fn serve_one(&mut self, id: ConnId) -> bool {
-        let Some(client) = self.ctx.clients.get(id) else { return false };
-        if !client.wants_input() && !client.hung_up {
-            return false;
-        }
-        let uid = client.uid;
-        let unfinished = self.ctx.clients.get_mut(id).and_then(|c| c.unfinished.take());
-        let (received, sender, from) = match (unfinished, self.ctx.clients.get(id)) {
-            (Some((msg, fd, from)), _) => (Received::Message(msg, Some(fd)), None, from),
-            (None, Some(client)) => {
-                let (received, sender) = wire::receive_from(client.fd.as_fd(), uid);
-                (received, sender, 0)
-            }
-            (None, None) => return false,
-        };
-        foreign::may_close(CLOSES);
-        logs::for_user(Some(uid));
-        self.ctx.policy.sender = sender;
-        let handled = match received {
-            Received::Message(msg, fd) => {
-                tracing::trace!(process = %self.ctx.clients.name(id), kind = msg.kind(), seq = msg.seq(), "request");
-                self.handle(id, msg, fd, from)
-            }
-            Received::Cut(msg) => self.refuse_cut(id, &msg),
-            Received::Nothing => return false,
-            Received::End => Err(Misbehaved("it is gone")),
-            Received::Malformed => Err(Misbehaved("not a message of ours")),
-        };
-        self.ctx.policy.sender = None;
-        foreign::may_close(0);
-        logs::for_user(None);
-        let handled = if closer().is_full(uid) { Err(Misbehaved("what it sends cannot be closed")) } else { handled };
-        if let Err(why) = handled {
-            self.ctx.clients.doom(id, why.0);
-            return false;
-        }
-        true
     }
 
     fn addresses_changed(&mut self) {

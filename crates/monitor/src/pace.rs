@@ -1,20 +1,81 @@
 //! How long the loop is with one thing before it looks at the next.
+//!
+//! Wall time says how long others wait. On a busy machine it has what the scheduler gave to other programs, too; CPU time
+//! says what the turn itself has cost.
 
-use fsocket_proto::report;
+use crate::report::cpu_time;
+use fsocket_proto::{report, Request};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Turns by how long they took: up to 1 µs, 2, 4, … and longer.
 const BUCKETS: usize = 24;
+/// The clock of CPU time is a system call. It is read after so much wall time, and so much is the CPU time of a turn
+/// said to be too long at most.
+const EACH: Duration = Duration::from_micros(100);
+
+/// What a turn is for. A user's turn counts for what was done last in it: nothing follows what has used it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Doing {
+    /// Takes note of what epoll says.
+    Events,
+    /// Takes clients that come.
+    Accepting,
+    /// A request, by its kind.
+    Request(u32),
+    /// The end of a process.
+    Ending,
+    /// The ends of listeners.
+    Unlistening,
+    /// The look which channels have lost a side.
+    Sweeping,
+    /// What is due: messages that had no room, looks at channels.
+    Due,
+    /// Local listen sockets and their queues.
+    Zones,
+    /// Where connections over shared memory go.
+    Dispatching,
+}
+
+impl Doing {
+    fn name(self) -> String {
+        match self {
+            Doing::Request(kind) => Request::name(kind).map_or_else(|| format!("request {kind}"), str::to_owned),
+            other => format!("{other:?}").to_lowercase(),
+        }
+    }
+}
+
+/// The longest turn of a kind: on the wall, and of CPU time.
+#[derive(Clone, Copy, Default)]
+struct Longest {
+    wall: Duration,
+    cpu: Duration,
+}
 
 pub struct Pace {
     since: Instant,
-    longest: Duration,
-    buckets: [u64; BUCKETS],
+    doing: Doing,
+    /// When the clock of CPU time was read, and what it said.
+    read_at: Instant,
+    cpu: Duration,
+    longest: BTreeMap<Doing, Longest>,
+    wall: [u64; BUCKETS],
+    cpus: [u64; BUCKETS],
 }
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { since: Instant::now(), longest: Duration::ZERO, buckets: [0; BUCKETS] }
+        let now = Instant::now();
+        Pace {
+            since: now,
+            doing: Doing::Events,
+            read_at: now,
+            cpu: cpu_time(),
+            longest: BTreeMap::new(),
+            wall: [0; BUCKETS],
+            cpus: [0; BUCKETS],
+        }
     }
 }
 
@@ -22,29 +83,62 @@ impl Pace {
     /// The loop has slept until now.
     pub fn begin(&mut self) {
         self.since = Instant::now();
+        self.doing = Doing::Events;
+    }
+
+    /// The turn is for this from here on.
+    pub fn is(&mut self, doing: Doing) {
+        self.doing = doing;
     }
 
     /// A turn has ended, and the next one begins.
     pub fn lap(&mut self) {
         let now = Instant::now();
-        self.note(now.duration_since(self.since));
+        let wall = now.duration_since(self.since);
+        let mut cpu = wall;
+        if now.duration_since(self.read_at) >= EACH {
+            let all = cpu_time();
+            cpu = wall.min(all.saturating_sub(self.cpu));
+            (self.read_at, self.cpu) = (now, all);
+        }
+        self.note(wall, cpu);
         self.since = now;
     }
 
-    fn note(&mut self, took: Duration) {
-        self.longest = self.longest.max(took);
-        let us = took.as_nanos().div_ceil(1000).max(1).next_power_of_two();
-        self.buckets[(us.trailing_zeros() as usize).min(BUCKETS - 1)] += 1;
+    fn note(&mut self, wall: Duration, cpu: Duration) {
+        self.wall[bucket(wall)] += 1;
+        self.cpus[bucket(cpu)] += 1;
+        let longest = self.longest.entry(self.doing).or_default();
+        longest.wall = longest.wall.max(wall);
+        longest.cpu = longest.cpu.max(cpu);
     }
 
     pub fn report(&self) -> report::Loop {
-        report::Loop { longest_us: self.longest.as_micros() as u64, turns: self.buckets.to_vec() }
+        let us = |d: Duration| d.as_micros() as u64;
+        let of = |(doing, l): (&Doing, &Longest)| report::Piece {
+            name: doing.name(),
+            longest_us: us(l.wall),
+            longest_cpu_us: us(l.cpu),
+        };
+        let pieces: Vec<_> = self.longest.iter().map(of).collect();
+        report::Loop {
+            longest_us: pieces.iter().map(|p| p.longest_us).max().unwrap_or_default(),
+            longest_cpu_us: pieces.iter().map(|p| p.longest_cpu_us).max().unwrap_or_default(),
+            turns: self.wall.to_vec(),
+            turns_cpu: self.cpus.to_vec(),
+            pieces,
+        }
     }
 
     /// Forgets what was.
     pub fn reset(&mut self) {
-        *self = Pace { since: self.since, ..Pace::default() };
+        *self = Pace { since: self.since, doing: self.doing, ..Pace::default() };
     }
+}
+
+fn bucket(took: Duration) -> usize {
+    let us = took.as_nanos().div_ceil(1000).max(1).next_power_of_two();
+    (us.trailing_zeros() as usize).min(BUCKETS - 1)
 }
 
 #[cfg(test)]
@@ -55,12 +149,24 @@ mod tests {
     fn turns_are_counted_by_their_length() {
         let mut p = Pace::default();
         for us in [0, 1, 2, 3, 4, 5, 1_000_000, 100_000_000] {
-            p.note(Duration::from_micros(us));
+            p.note(Duration::from_micros(us), Duration::ZERO);
         }
-        assert_eq!((p.buckets[0], p.buckets[1], p.buckets[2], p.buckets[3]), (2, 1, 2, 1));
-        assert_eq!((p.buckets[20], p.buckets[BUCKETS - 1]), (1, 1));
-        assert_eq!(p.report().longest_us, 100_000_000);
+        assert_eq!((p.wall[0], p.wall[1], p.wall[2], p.wall[3]), (2, 1, 2, 1));
+        assert_eq!((p.wall[20], p.wall[BUCKETS - 1], p.cpus[0]), (1, 1, 8));
+        assert_eq!((p.report().longest_us, p.report().longest_cpu_us), (100_000_000, 0));
         p.reset();
         assert_eq!(p.report().longest_us, 0);
+    }
+
+    #[test]
+    fn a_turn_that_sleeps_costs_no_cpu_time() {
+        let mut p = Pace::default();
+        p.begin();
+        p.is(Doing::Request(1));
+        std::thread::sleep(Duration::from_millis(20));
+        p.lap();
+        let report = p.report();
+        assert!(report.longest_us >= 20_000 && report.longest_cpu_us < report.longest_us, "{report:?}");
+        assert_eq!((report.pieces.len(), report.pieces[0].name.as_str()), (1, "Hello"));
     }
 }

@@ -20,6 +20,8 @@ pub enum Received<F = OwnedFd> {
     Cut(Msg),
     /// Nothing there now.
     Nothing,
+    /// The kernel lacks something, and what there is stays there.
+    Later,
     /// The other side is gone.
     End,
     /// Not a message of ours.
@@ -54,10 +56,9 @@ fn received<F>(fd: BorrowedFd<'_>, own: impl FnMut(OwnedFd) -> F) -> (Received<F
     let mut bytes = [0u8; MSG_SIZE + 1];
     let Got { length, is_longer, is_cut, fds, sender } = match ancillary::receive(fd, &mut bytes) {
         Ok(got) => got,
-        // CONNRESET: it went without reading everything. Reported once, before
-        // what it sent; level-triggered readiness brings us back.
-        // NOMEM, NOBUFS: the message is still there.
-        Err(Errno::AGAIN | Errno::CONNRESET | Errno::NOMEM | Errno::NOBUFS) => return (Received::Nothing, None),
+        Err(Errno::AGAIN) => return (Received::Nothing, None),
+        // CONNRESET: it went without reading everything. Reported once, before what it sent.
+        Err(Errno::CONNRESET | Errno::NOMEM | Errno::NOBUFS) => return (Received::Later, None),
         Err(_) => return (Received::End, None),
     };
     let mut fds: Vec<F> = fds.into_iter().map(own).collect();

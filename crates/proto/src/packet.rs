@@ -403,6 +403,14 @@ macro_rules! wire {
             /// Every kind that there is.
             pub const KINDS: &'static [u32] = &[$($kind,)*];
 
+            /// The name of a kind.
+            pub fn name(kind: u32) -> Option<&'static str> {
+                match kind {
+                    $($kind => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+
             /// The message in a packet. Nothing but the packet's kind and words decides.
             ///
             /// # Errors

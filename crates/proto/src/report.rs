@@ -63,6 +63,23 @@ pub struct Loop {
     pub longest_us: u64,
     /// Turns by how long they took: up to 1 µs, 2, 4 and so on; the last one has all that were longer.
     pub turns: Vec<u64>,
+    /// The same of CPU time, at most: without what other programs got meanwhile.
+    #[serde(default)]
+    pub longest_cpu_us: u64,
+    #[serde(default)]
+    pub turns_cpu: Vec<u64>,
+    /// The longest turns by what was done last in them.
+    #[serde(default)]
+    pub pieces: Vec<Piece>,
+}
+
+/// The longest turns of the loop that were for one thing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    /// A kind of request, or something else that the loop does.
+    pub name: String,
+    pub longest_us: u64,
+    pub longest_cpu_us: u64,
 }
 
 /// Descriptors of a user's, and mappings of its memory, that the monitor has.

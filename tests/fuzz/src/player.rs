@@ -129,7 +129,7 @@ impl Client {
                 Received::Message(answer, fd) if answer.kind() == msg.kind && answer.seq() == self.seq => {
                     return Some((answer.into(), fd))
                 }
-                Received::Message(..) | Received::Cut(_) | Received::Nothing => {}
+                Received::Message(..) | Received::Cut(_) | Received::Nothing | Received::Later => {}
                 Received::End | Received::Malformed => return None,
             }
         }

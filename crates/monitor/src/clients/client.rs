@@ -61,6 +61,8 @@ pub struct Client {
     pub unfinished: Option<(Msg, ForeignFd, ChannelId)>,
     /// Nobody is at the other end; what was sent before is still to be read.
     pub hung_up: bool,
+    /// What epoll says of it. Once for each change: one that waits for its turn, and many do in a flood, is not looked at
+    /// before each turn of others.
     pub(super) interest: EventFlags,
     /// The arena that it made.
     pub arena: Option<Rc<ArenaMem>>,
@@ -99,7 +101,7 @@ impl Client {
             out: Queue::default(),
             hung_up: false,
             unfinished: None,
-            interest: EventFlags::IN,
+            interest: EventFlags::IN | EventFlags::ET,
             arena: None,
             reserved: Some(Reserved::new(uid, shares::ARENA)),
             missed_pending: false,

@@ -1,31 +1,79 @@
-//! Clients that come: taken in turns, counted by user, and turned away early.
+//! Clients that come: counted by user, and turned away early.
+//!
+//! All come through one queue of the kernel's, in the order in which they come. So each is taken out of it at once, and
+//! waits for its user's turn here: a user's clients wait behind those of the same user only.
 
 use super::Monitor;
 use crate::clients::Client;
 use crate::event::ASLEEP;
 use crate::foreign::{self, closer, ForeignFd};
+use crate::pace::Doing;
+use crate::rates::Rates;
 use crate::turns::TURN;
 use crate::{descriptor, endpoint, logs, shares};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use std::time::Instant;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
 /// While so many processes of a user wait for their turn no further ones are taken.
 const WAITING: usize = 256;
+/// Processes of one user that may come in a second, for each CPU: more than can be started there.
+const ARRIVALS: u32 = 4000;
+
+/// So long clients are taken out of the kernel's queue at once. It is everybody's, and has to be emptied faster than a
+/// flood fills it.
+const TAKING: Duration = TURN.saturating_mul(2);
+
+/// Clients that have come and are not known yet.
+pub struct Arrivals {
+    /// Some wait in the kernel's queue.
+    pub come: bool,
+    waiting: BTreeMap<u32, VecDeque<Client>>,
+    /// How many processes each user may begin.
+    rates: Rates<u32>,
+}
+
+impl Default for Arrivals {
+    fn default() -> Arrivals {
+        let each = ARRIVALS * crate::cpus::possible_cpus() as u32;
+        Arrivals { come: false, waiting: BTreeMap::new(), rates: Rates::new(each, Duration::from_secs(1) / each) }
+    }
+}
+
+impl Arrivals {
+    /// Users whose clients wait.
+    pub fn users(&self) -> impl Iterator<Item = u32> + '_ {
+        self.waiting.keys().copied()
+    }
+
+    pub fn waiting(&self, uid: u32) -> usize {
+        self.waiting.get(&uid).map_or(0, VecDeque::len)
+    }
+
+    fn take(&mut self, uid: u32) -> Option<Client> {
+        let waiting = self.waiting.get_mut(&uid)?;
+        let first = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&uid);
+        }
+        first
+    }
+}
 
 impl Monitor {
-    /// Takes clients that come, for a turn at most.
+    /// Takes clients out of the kernel's queue, for [`TAKING`] at most.
     pub(super) fn accept_some(&mut self) {
-        if !self.arriving {
+        if !std::mem::take(&mut self.arrivals.come) {
             return;
         }
         let began = Instant::now();
-        self.arriving = false;
+        self.pace.is(Doing::Accepting);
         while self.accept() {
-            if began.elapsed() >= TURN {
-                self.arriving = true;
+            if began.elapsed() >= TAKING {
+                self.arrivals.come = true;
                 break;
             }
         }
@@ -36,7 +84,7 @@ impl Monitor {
     pub(super) fn accept(&mut self) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.endpoint.fd, flags) {
-            Ok(fd) => self.admit(fd),
+            Ok(fd) => self.arrives(fd),
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
                 // Turn one away, or the loop would spin on it.
@@ -51,16 +99,16 @@ impl Monitor {
         true
     }
 
-    fn admit(&mut self, fd: OwnedFd) {
+    fn arrives(&mut self, fd: OwnedFd) {
         foreign::may_close(1);
         let Ok((pid, uid)) = descriptor::peer(fd.as_fd()) else { return };
         let fd = ForeignFd::new(fd, uid).control();
         logs::for_user(Some(uid));
         let why = if self.ctx.config.private && uid != self.own_uid && uid != 0 {
             Some("not this user's monitor")
-        } else if uid != 0 && !self.ctx.config.private && !self.arrivals.take(uid, Instant::now()) {
+        } else if uid != 0 && !self.ctx.config.private && !self.arrivals.rates.take(uid, Instant::now()) {
             Some("too many processes a second")
-        } else if uid != 0 && self.turns.waiting(uid) > WAITING {
+        } else if uid != 0 && self.turns.waiting(uid) + self.arrivals.waiting(uid) > WAITING {
             Some("too many of its processes wait")
         } else if closer().is_full(uid) {
             Some("too much of it waits to be closed")
@@ -72,13 +120,20 @@ impl Monitor {
         match why {
             Some(why) => tracing::warn!(uid, "{why}"),
             None => {
-                self.ctx.vouch(uid, fd.as_fd());
-                self.shm.came_from(&self.ctx, fd.as_fd());
-                let family = self.ctx.new_family();
-                let _ = self.ctx.clients.add(Client::new(fd, uid, pid, family));
+                let client = Client::new(fd, uid, pid, self.ctx.new_family());
+                self.arrivals.waiting.entry(uid).or_default().push_back(client);
             }
         }
         logs::for_user(None);
+    }
+
+    /// The first client of this user that has come is one of those that are served. False: none has.
+    pub(super) fn admit(&mut self, uid: u32) -> bool {
+        let Some(client) = self.arrivals.take(uid) else { return false };
+        self.ctx.vouch(uid, client.fd.as_fd());
+        self.shm.came_from(&self.ctx, client.fd.as_fd());
+        let _ = self.ctx.clients.add(client);
+        true
     }
 
     /// A client is here: the grace of the start is over, also if it ends in this very turn.
@@ -120,6 +175,9 @@ impl Monitor {
         }
         let before = self.ctx.clients.iter().count();
         while self.accept() {}
+        for uid in self.arrivals.users().collect::<Vec<_>>() {
+            while self.admit(uid) {}
+        }
         if self.ctx.clients.iter().count() == before {
             return true;
         }

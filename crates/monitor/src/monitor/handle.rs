@@ -5,6 +5,7 @@ use crate::answer::{answer_json, any, Answer, Misbehaved};
 use crate::arenas::ZoneTotals;
 use crate::clients::Outgoing;
 use crate::foreign::{self, ForeignFd};
+use crate::pace::Doing;
 use crate::report::{self, Sources, Wanted};
 use crate::shm::ending::Ending;
 use crate::shm::in_use::Looked;
@@ -234,40 +235,8 @@ impl Monitor {
         }
     }
 
-    /// A turn for each user who waits.
-    pub(super) fn take_turns(&mut self) {
-        for uid in self.turns.users() {
-            let begin = Instant::now();
-            while let Some(id) = self.turns.take(uid) {
-                if self.serve_one(id) {
-                    self.turns.add(uid, id);
-                }
-                self.settle();
-                if begin.elapsed() >= TURN {
-                    break;
-                }
-            }
-            self.pace.lap();
-            // A flood of clients that come and go must not fill the queue while users have their turns.
-            self.accept_some();
-        }
-    }
-
-    /// A turn for each user whose processes have ended.
-    pub(super) fn end_some(&mut self) {
-        for uid in self.shm.endings.users() {
-            let began = Instant::now();
-            while let Some(left) = TURN.checked_sub(began.elapsed()) {
-                let Some(ending) = self.shm.endings.take(uid) else { break };
-                if let Some(rest) = self.go_on(ending, left) {
-                    self.shm.endings.put_back(rest);
-                }
-            }
-            self.pace.lap();
-        }
-    }
-
     fn begin_end(&mut self, id: ConnId) -> Option<Ending> {
+        self.pace.is(Doing::Ending);
         let mut client = self.ctx.clients.remove(id)?;
         self.ctx.policy.leave(id);
         // (At once: a report that is asked for before it has ended has all that was counted.)
@@ -288,7 +257,7 @@ impl Monitor {
     }
 
     /// For `budget` at most; returns what is left.
-    fn go_on(&mut self, mut ending: Ending, budget: Duration) -> Option<Ending> {
+    pub(super) fn go_on(&mut self, mut ending: Ending, budget: Duration) -> Option<Ending> {
         let began = Instant::now();
         while self.go_on_once(&mut ending) {
             if began.elapsed() >= budget {

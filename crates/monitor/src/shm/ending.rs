@@ -60,11 +60,11 @@ impl Ending {
 pub struct Endings(BTreeMap<u32, VecDeque<Ending>>);
 
 impl Endings {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn users(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.keys().copied()
     }
-    pub fn users(&self) -> Vec<u32> {
-        self.0.keys().copied().collect()
+    pub fn has(&self, uid: u32) -> bool {
+        self.0.contains_key(&uid)
     }
     pub fn take(&mut self, uid: u32) -> Option<Ending> {
         let waiting = self.0.get_mut(&uid)?;

@@ -31,19 +31,6 @@ impl Shm {
         self.go_on_sweeping(ctx, TURN);
     }
 
-    /// Whether something is left for the next turns.
-    pub fn has_steps(&self) -> bool {
-        self.sweeping.is_some() || !self.ended.is_empty()
-    }
-
-    /// For a turn of each user whose listeners have ended, and one for the look at channels.
-    pub fn go_on_stepping(&mut self, ctx: &mut Context) {
-        for uid in self.ended.keys().copied().collect::<Vec<_>>() {
-            self.go_on_ending(ctx, uid);
-        }
-        self.go_on_sweeping(ctx, TURN);
-    }
-
     fn begin_sweep(&mut self, ctx: &mut Context) -> Sweep {
         let forgotten = |ch: &&Channel| !ch.is_whole() && ch.known_to.is_empty();
         for id in self.channels.iter().filter(forgotten).map(|ch| ch.id).collect::<Vec<_>>() {
@@ -68,7 +55,8 @@ impl Shm {
         sweep
     }
 
-    fn go_on_sweeping(&mut self, ctx: &mut Context, budget: Duration) {
+    /// The look at channels goes on, for `budget` at most.
+    pub fn go_on_sweeping(&mut self, ctx: &mut Context, budget: Duration) {
         let Some(mut sweep) = self.sweeping.take() else { return };
         let began = Instant::now();
         loop {
@@ -105,7 +93,8 @@ impl Shm {
         self.go_on_ending(ctx, uid);
     }
 
-    fn go_on_ending(&mut self, ctx: &mut Context, uid: u32) {
+    /// The ends of this user's listeners go on for a turn.
+    pub fn go_on_ending(&mut self, ctx: &mut Context, uid: u32) {
         let began = Instant::now();
         while began.elapsed() < TURN {
             let Some(id) = self.ended.get_mut(&uid).and_then(VecDeque::pop_front) else {

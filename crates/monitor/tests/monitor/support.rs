@@ -169,7 +169,7 @@ impl Proc {
         assert!(readable_within(self.fd.as_fd(), PATIENCE), "no answer");
         match wire::receive(self.fd.as_fd()) {
             Received::Message(m, fd) => Some((m.into(), fd)),
-            Received::End | Received::Nothing => None,
+            Received::End | Received::Nothing | Received::Later => None,
             other => panic!("{other:?}"),
         }
     }

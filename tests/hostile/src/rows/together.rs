@@ -54,6 +54,15 @@ pub fn run(r: &Rows, scene: &Scene) -> Result<Line> {
         "     turns of the loop: longest {} us, p99.9 below {p999} us, by powers of two: {:?}",
         seen.longest_us, seen.turns
     );
+    let cpu = quantile(&seen.turns_cpu, 999);
+    println!(
+        "     of CPU time: longest {} us, p99.9 below {cpu} us, by powers of two: {:?}",
+        seen.longest_cpu_us, seen.turns_cpu
+    );
+    let mut pieces = seen.pieces.clone();
+    pieces.sort_by_key(|p| std::cmp::Reverse(p.longest_cpu_us));
+    let text = pieces.iter().take(12).map(|p| format!("{} {} ({})", p.name, p.longest_cpu_us, p.longest_us));
+    println!("     longest by what was done, us of CPU (wall): {}", text.collect::<Vec<_>>().join(", "));
     println!(
         "     the monitor: {before:?} before, {during:?} during, {after:?} 5 s after; nothing left after {left:.1?}"
     );
