@@ -22,6 +22,7 @@ pub mod address;
 pub mod ancillary;
 mod answer;
 pub mod arenas;
+mod arrivals;
 mod asleep;
 pub mod broker;
 pub mod clients;

@@ -4,6 +4,7 @@ mod accepting;
 mod handle;
 mod serving;
 
+use crate::arrivals::Arrivals;
 use crate::broker::Broker;
 use crate::context::Context;
 use crate::endpoint::{self, Config, Endpoint, StartError};
@@ -21,7 +22,6 @@ use crate::turns::Turns;
 use crate::watchdog::Watchdog;
 use crate::zones::Zones;
 use crate::{address, descriptor, shares, ConnId};
-use accepting::Arrivals;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

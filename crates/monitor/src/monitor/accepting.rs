@@ -8,60 +8,19 @@ use crate::clients::Client;
 use crate::event::ASLEEP;
 use crate::foreign::{self, closer, ForeignFd};
 use crate::pace::Doing;
-use crate::rates::Rates;
 use crate::turns::TURN;
 use crate::{descriptor, endpoint, logs, shares};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// While so many processes of a user wait for their turn no further ones are taken.
 const WAITING: usize = 256;
-/// Processes of one user that may come in a second, for each CPU: more than can be started there.
-const ARRIVALS: u32 = 4000;
-
 /// So long clients are taken out of the kernel's queue at once. It is everybody's, and has to be emptied faster than a
 /// flood fills it.
 const TAKING: Duration = TURN.saturating_mul(2);
-
-/// Clients that have come and are not known yet.
-pub struct Arrivals {
-    /// Some wait in the kernel's queue.
-    pub come: bool,
-    waiting: BTreeMap<u32, VecDeque<Client>>,
-    /// How many processes each user may begin.
-    rates: Rates<u32>,
-}
-
-impl Default for Arrivals {
-    fn default() -> Arrivals {
-        let each = ARRIVALS * crate::cpus::possible_cpus() as u32;
-        Arrivals { come: false, waiting: BTreeMap::new(), rates: Rates::new(each, Duration::from_secs(1) / each) }
-    }
-}
-
-impl Arrivals {
-    /// Users whose clients wait.
-    pub fn users(&self) -> impl Iterator<Item = u32> + '_ {
-        self.waiting.keys().copied()
-    }
-
-    pub fn waiting(&self, uid: u32) -> usize {
-        self.waiting.get(&uid).map_or(0, VecDeque::len)
-    }
-
-    fn take(&mut self, uid: u32) -> Option<Client> {
-        let waiting = self.waiting.get_mut(&uid)?;
-        let first = waiting.pop_front();
-        if waiting.is_empty() {
-            self.waiting.remove(&uid);
-        }
-        first
-    }
-}
 
 impl Monitor {
     /// Takes clients out of the kernel's queue, for [`TAKING`] at most.
@@ -106,7 +65,7 @@ impl Monitor {
         logs::for_user(Some(uid));
         let why = if self.ctx.config.private && uid != self.own_uid && uid != 0 {
             Some("not this user's monitor")
-        } else if uid != 0 && !self.ctx.config.private && !self.arrivals.rates.take(uid, Instant::now()) {
+        } else if uid != 0 && !self.ctx.config.private && !self.arrivals.may_come(uid, Instant::now()) {
             Some("too many processes a second")
         } else if uid != 0 && self.turns.waiting(uid) + self.arrivals.waiting(uid) > WAITING {
             Some("too many of its processes wait")
@@ -121,7 +80,7 @@ impl Monitor {
             Some(why) => tracing::warn!(uid, "{why}"),
             None => {
                 let client = Client::new(fd, uid, pid, self.ctx.new_family());
-                self.arrivals.waiting.entry(uid).or_default().push_back(client);
+                self.arrivals.add(uid, client);
             }
         }
         logs::for_user(None);
