@@ -108,9 +108,12 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
     }
     loop {
         let r = if cancel::hit() { Err(Errno::EINTR) } else { f() };
-        // Poked, and cancellation is off: nothing has happened.
         let again = place.is_some_and(|(_, p)| p.poked.swap(false, Ordering::AcqRel));
-        if again && matches!(r, Err(Errno::EINTR)) && !cancel::hit() {
+        // Whoever cancels may not have come to poke yet: libc's own signal has ended the sleep. The hook acts upon a
+        // request only that was seen here.
+        let is_cancelled = matches!(r, Err(Errno::EINTR)) && cancel::hit();
+        // Poked, and cancellation is off: nothing has happened.
+        if again && !is_cancelled && matches!(r, Err(Errno::EINTR)) {
             continue;
         }
         if on.beside.is_some() {
