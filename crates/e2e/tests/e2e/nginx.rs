@@ -2,6 +2,7 @@
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::workers::children;
 use fsocket_testkit::{find_program, need, net, Host};
 use std::time::Duration;
 
@@ -152,13 +153,4 @@ fn mixed_pairs_serve_the_same_bytes() {
         e2e::ab_clean(&done.stdout);
         host.snapshot().since(&before).assert_kernel_only();
     }
-}
-
-/// Child processes of `pid`.
-fn children(pid: u32) -> Vec<u32> {
-    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
-        .unwrap_or_default()
-        .split_whitespace()
-        .filter_map(|word| word.parse().ok())
-        .collect()
 }

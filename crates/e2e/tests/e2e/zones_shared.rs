@@ -4,6 +4,7 @@
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{accepted, connect, counter, selected, wait_for_places, Server, Start};
 use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::workers::children;
 use fsocket_testkit::{net, stock_mode, Host, Side};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -154,11 +155,6 @@ fn shares(host: &Host, first: &Server, side: Side, port: u16) -> (Server, usize)
         std::thread::sleep(Duration::from_millis(250));
     }
     (second, n)
-}
-
-fn children(pid: u32) -> Vec<i32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
 #[test]
