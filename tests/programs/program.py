@@ -109,11 +109,14 @@ def judge_path(program, moved, connections, where):
         return
     if program.kernel_too:
         connections -= get("fallback.kernel_first")
+    # On a busy machine the monitor may answer too late for one: the library does not wait for it.
+    late = get("fallback.monitor_busy")
+    connections -= late
     if get("connect_shm") < connections or get("accept_shm") < connections:
         raise Wrong(f"{where}: {connections} connections were to go over shared memory: {moved}")
-    if (get("connect_kernel") or get("accept_kernel")) and not program.kernel_too:
+    if (get("connect_kernel") > late or get("accept_kernel") > late) and not program.kernel_too:
         raise Wrong(f"{where}: connections over kernel TCP: {moved}")
-    if program.path == "shm" and get("tcp_opens") and not program.kernel_too:
+    if program.path == "shm" and get("tcp_opens") > late and not program.kernel_too:
         raise Wrong(f"{where}: the kernel opened connections: {moved}")
     if program.path == "switch" and not get("path_switch"):
         raise Wrong(f"{where}: no connection was switched; this program is named as one that does: {moved}")

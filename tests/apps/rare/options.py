@@ -140,7 +140,7 @@ def timestamps():
         l = socket.create_server(("127.0.0.1", 0))
         l.setsockopt(S, name, 0x10 if name == 37 else 1)
         c, s = pair(listener=l)
-        for _ in range(50):
+        for _ in range(500):
             # The kernel begins to take the time a moment after somebody wants it.
             c.sendall(b"again")
             data, controls, flags, _ = s.recvmsg(5, 200)

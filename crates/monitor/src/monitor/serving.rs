@@ -119,6 +119,7 @@ impl Monitor {
         foreign::may_close(CLOSES);
         logs::for_user(Some(uid));
         self.ctx.policy.sender = sender;
+        let shows = matches!(received, Received::Message(_, Some(_)) | Received::Cut(_) | Received::Malformed);
         let handled = match received {
             Received::Message(msg, fd) => {
                 tracing::trace!(process = %self.ctx.clients.name(id), kind = msg.kind(), seq = msg.seq(), "request");
@@ -134,7 +135,9 @@ impl Monitor {
         self.ctx.policy.sender = None;
         foreign::may_close(0);
         logs::for_user(None);
-        let handled = if closer().is_full(uid) { Err(Misbehaved("what it sends cannot be closed")) } else { handled };
+        // (Another process of the same user, which shows nothing, is not to blame.)
+        let handled =
+            if shows && closer().is_full(uid) { Err(Misbehaved("what it sends cannot be closed")) } else { handled };
         if let Err(why) = handled {
             self.ctx.clients.doom(id, why.0);
             return false;
