@@ -11,7 +11,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::Shutdown;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A signal ends each wait in a lane after this time. (A close that is interrupted has closed.)
 const PATIENCE: Duration = Duration::from_micros(200);
@@ -21,6 +21,8 @@ const IDLE: Duration = Duration::from_secs(1);
 const WAITING: usize = 4096;
 /// The same of [`Lane::Other`]. (The library sends no such files, but for a pidfd now and then.)
 const OTHERS: usize = 16;
+/// After this time a thread is asked for again for which there was no place.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where something is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +88,8 @@ struct State {
     /// Descriptors and mappings that there are for each user, with those that wait here.
     held: BTreeMap<u32, u64>,
     all: u64,
+    /// There was no thread to be had: when to ask again.
+    again: Option<Instant>,
     is_over: bool,
 }
 
@@ -138,20 +142,49 @@ impl Closer {
     /// Closes it some time. It stays counted until then.
     pub fn put(self: &Arc<Closer>, lane: Lane, uid: u32, remains: Remains) {
         let mut state = self.lock();
+        state.lanes[lane as usize].waiting.entry(uid).or_default().push_back(remains);
+        drop(state);
+        self.needs_thread(lane);
+    }
+
+    /// Something waits in this lane: a thread is woken for it, or begun.
+    fn needs_thread(self: &Arc<Closer>, lane: Lane) {
+        let mut state = self.lock();
         let queue = &mut state.lanes[lane as usize];
-        queue.waiting.entry(uid).or_default().push_back(remains);
         if queue.idle > 0 {
-            self.work[lane as usize].notify_one();
-        } else if queue.threads < lane.threads() {
-            queue.threads += 1;
-            drop(state);
-            let this = self.clone();
-            let begun = std::thread::Builder::new().name("close".into()).stack_size(128 * 1024);
-            // (No thread: it waits for the next attempt, and counts for its user.)
-            if begun.spawn(move || this.work(lane)).is_err() {
-                self.lock().lanes[lane as usize].threads -= 1;
-            }
+            return self.work[lane as usize].notify_one();
         }
+        if queue.threads >= lane.threads() {
+            return;
+        }
+        queue.threads += 1;
+        drop(state);
+        let this = self.clone();
+        let begun = std::thread::Builder::new().name("close".into()).stack_size(128 * 1024);
+        // (No thread, by a limit of tasks: what waits counts for its user until there is one.)
+        if begun.spawn(move || this.work(lane)).is_err() {
+            let mut state = self.lock();
+            state.lanes[lane as usize].threads -= 1;
+            state.again.get_or_insert_with(|| Instant::now() + AGAIN);
+        }
+    }
+
+    /// When to call [`Self::begin_again_if_due`].
+    pub fn next_attempt(&self) -> Option<Instant> {
+        self.lock().again
+    }
+
+    /// Begins the threads for which there was no place.
+    pub fn begin_again_if_due(self: &Arc<Closer>) {
+        let mut state = self.lock();
+        if state.again.is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        state.again = None;
+        let waits = |lane: &Lane| !state.lanes[*lane as usize].waiting.is_empty();
+        let lanes: Vec<_> = [Lane::Socket, Lane::Memory, Lane::Other].into_iter().filter(waits).collect();
+        drop(state);
+        lanes.into_iter().for_each(|lane| self.needs_thread(lane));
     }
 
     fn work(self: Arc<Closer>, lane: Lane) {

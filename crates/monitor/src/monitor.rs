@@ -163,6 +163,7 @@ impl Monitor {
                 .chain(self.shm.next())
                 .chain(self.zones.next())
                 .chain(self.ctx.clients.send_again)
+                .chain(closer().next_attempt())
                 .chain(self.has_turns().then(Instant::now))
                 .min();
             let timeout = next.map(|at| {
@@ -200,6 +201,7 @@ impl Monitor {
             self.take_turns();
             self.pace.is(Doing::Due);
             self.ctx.clients.send_again_if_due();
+            closer().begin_again_if_due();
             self.shm.look_again_if_due(&mut self.ctx);
             self.pace.lap();
             self.pace.is(Doing::Zones);

@@ -36,7 +36,7 @@ fn lingering(n: usize) -> (Vec<OwnedFd>, Vec<TcpStream>) {
     both.unzip()
 }
 
-fn linger(mut c: &TcpStream) {
+pub fn linger(mut c: &TcpStream) {
     sockopt::set_socket_linger(c, Some(Duration::from_secs(3600))).unwrap();
     c.set_nonblocking(true).unwrap();
     while c.write(&[0; 1 << 16]).is_ok() {}
@@ -66,7 +66,7 @@ fn is_served_while(d: &Daemon, waits: usize, attack: impl FnOnce()) {
 }
 
 /// Slot `i` becomes the kernel's; its client's end, of which this process has no copy after.
-fn switched(s: &mut Proc, c: &mut Proc, ch: &ChannelView, i: usize) -> (OwnedFd, TcpStream) {
+pub fn switched(s: &mut Proc, c: &mut Proc, ch: &ChannelView, i: usize) -> (OwnedFd, TcpStream) {
     let slot = ch.slot(i);
     slot.client_port.store(ch.port + i as u16, Ordering::Relaxed);
     slot.family.store(libc::AF_INET as u8, Ordering::Relaxed);

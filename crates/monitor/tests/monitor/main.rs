@@ -10,6 +10,7 @@ mod daemon;
 mod ending;
 mod flood;
 mod hostile;
+mod leaving;
 mod metrics;
 mod passing;
 mod policy;
