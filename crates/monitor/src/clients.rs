@@ -175,10 +175,15 @@ impl Clients {
         let mut unasked = false;
         let mut failed = false;
         let mut no_room = false;
-        while let Some(next) = client.out.first() {
+        while let Some(has_fd) = client.out.first().map(|next| next.fd.is_some()) {
+            if has_fd && !client.may_have_descriptor() {
+                break;
+            }
+            let Some(next) = client.out.first() else { break };
             match wire::send(client.fd.as_fd(), &next.msg, next.fd.as_ref().map(|fd| fd.as_fd())) {
                 Ok(()) => {
                     unasked |= next.unasked;
+                    client.in_flight += u64::from(has_fd);
                     if let Ok(woken) = next.msg.read::<notice::Woken>() {
                         client.woken.remove(&(woken.waker, woken.channel));
                     }

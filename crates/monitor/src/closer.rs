@@ -4,9 +4,9 @@
 //! to close a file as long as its file system likes (FUSE). The loop does none of that. Each lane has its own threads, so
 //! that what cannot be interrupted holds up nothing else, and within a lane users take turns.
 
-use crate::ancillary;
 use crate::memory::Mapping;
 use crate::watchdog::Watchdog;
+use crate::{ancillary, descriptor};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::Shutdown;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,7 +21,8 @@ const IDLE: Duration = Duration::from_secs(1);
 const WAITING: usize = 4096;
 /// The same of [`Lane::Other`]. (The library sends no such files, but for a pidfd now and then.)
 const OTHERS: usize = 16;
-/// After this time a thread is asked for again for which there was no place.
+/// After this time a thread is asked for again for which there was no place, and whether a process that was dropped has
+/// received what was sent.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where something is closed.
@@ -50,8 +51,9 @@ impl Lane {
 /// What is left to be closed.
 pub enum Remains {
     Fd(OwnedFd),
-    /// A control socket: what was sent to it and not read is closed one by one.
-    Control(OwnedFd),
+    /// A control socket: what was sent to it and not read is closed one by one. It stays open, and counts for its user,
+    /// for so many descriptors until the process has received what was sent from here, or has closed its end.
+    Control(OwnedFd, u64),
     Memory(Mapping),
 }
 
@@ -88,9 +90,29 @@ struct State {
     /// Descriptors and mappings that there are for each user, with those that wait here.
     held: BTreeMap<u32, u64>,
     all: u64,
+    /// Control sockets from which something is in flight still, and when the first of them was looked at.
+    unreceived: Vec<(u32, Remains)>,
+    looked: Option<Instant>,
     /// There was no thread to be had: when to ask again.
     again: Option<Instant>,
     is_over: bool,
+}
+
+impl State {
+    fn keep_unreceived(&mut self, uid: u32, fd: Remains) {
+        self.looked.get_or_insert_with(Instant::now);
+        self.unreceived.push((uid, fd));
+    }
+
+    /// Has those looked at again for which it is time.
+    fn look_again(&mut self) {
+        if self.looked.is_some_and(|at| at.elapsed() >= AGAIN) {
+            self.looked = None;
+            for (uid, fd) in std::mem::take(&mut self.unreceived) {
+                self.lanes[Lane::Socket as usize].waiting.entry(uid).or_default().push_back(fd);
+            }
+        }
+    }
 }
 
 /// Closes for one loop, and counts what users have open there.
@@ -193,12 +215,24 @@ impl Closer {
             if let Some(dog) = &watchdog {
                 dog.arm();
             }
-            match remains {
-                Remains::Control(fd) => self.drain(uid, &fd),
-                Remains::Fd(_) | Remains::Memory(_) => drop(remains),
-            }
+            let counted = match remains {
+                Remains::Control(fd, counts) => {
+                    self.drain(uid, &fd);
+                    match descriptor::is_received(fd.as_fd()) {
+                        true => counts,
+                        false => {
+                            self.lock().keep_unreceived(uid, Remains::Control(fd, counts));
+                            0
+                        }
+                    }
+                }
+                Remains::Fd(_) | Remains::Memory(_) => {
+                    drop(remains);
+                    1
+                }
+            };
             self.lock().lanes[lane as usize].busy.remove(&uid);
-            self.count(uid, -1);
+            self.count(uid, -(counted as i64));
         }
     }
 
@@ -206,6 +240,9 @@ impl Closer {
     fn next(&self, lane: Lane, watchdog: Option<&Watchdog>) -> Option<(u32, Remains)> {
         let mut state = self.lock();
         loop {
+            if lane == Lane::Socket {
+                state.look_again();
+            }
             let queue = &mut state.lanes[lane as usize];
             if let Some(next) = queue.take() {
                 return Some(next);
@@ -216,7 +253,12 @@ impl Closer {
                 dog.disarm();
             }
             state.lanes[lane as usize].idle += 1;
-            let limit = if is_kept { Duration::MAX } else { IDLE };
+            let looks = lane == Lane::Socket && !state.is_over && !state.unreceived.is_empty();
+            let limit = match is_kept {
+                true if looks => AGAIN,
+                true => Duration::MAX,
+                false => IDLE,
+            };
             let (again, waited) = match limit {
                 Duration::MAX => (self.work[lane as usize].wait(state).unwrap_or_else(PoisonError::into_inner), false),
                 limit => {
@@ -229,6 +271,9 @@ impl Closer {
             let is_over = state.is_over;
             let queue = &mut state.lanes[lane as usize];
             queue.idle -= 1;
+            if looks {
+                continue;
+            }
             if (waited || is_over) && queue.waiting.is_empty() {
                 queue.threads -= 1;
                 return None;

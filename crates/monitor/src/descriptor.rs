@@ -12,6 +12,16 @@ pub fn netns_cookie(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     unsafe { option(fd, libc::SO_NETNS_COOKIE) }
 }
 
+/// Whether everything that was sent from this end of a Unix socket has been received, or is gone with the other end.
+pub fn is_received(fd: BorrowedFd<'_>) -> bool {
+    // (A message takes some hundred bytes at least. While the kernel frees a message it counts as one byte.)
+    const LESS_THAN_ONE: i32 = 64;
+    let mut bytes: i32 = 0;
+    // SAFETY: this request writes an int.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    rc != 0 || bytes < LESS_THAN_ONE
+}
+
 /// SO_PEERCRED of a Unix socket: pid and uid. The pid is 0 when it has none in
 /// our PID namespace (which rustix's type cannot say).
 pub fn peer(fd: BorrowedFd<'_>) -> Result<(u32, u32), Errno> {

@@ -5,9 +5,9 @@
 
 use crate::ancillary;
 use crate::closer::{lane_of, Closer, Lane, Remains};
-use crate::descriptor;
 use crate::memory::Mapping;
 use crate::watchdog::Watchdog;
+use crate::{descriptor, shares};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -46,6 +46,8 @@ pub struct ForeignFd {
     fd: Option<OwnedFd>,
     uid: u32,
     is_control: bool,
+    /// For so many descriptors.
+    counts: u64,
     closer: Arc<Closer>,
 }
 
@@ -59,12 +61,19 @@ impl ForeignFd {
     pub fn new(fd: OwnedFd, uid: u32) -> ForeignFd {
         let closer = closer();
         closer.count(uid, 1);
-        ForeignFd { fd: Some(fd), uid, is_control: false, closer }
+        ForeignFd { fd: Some(fd), uid, is_control: false, counts: 1, closer }
     }
 
     /// A control socket, of which nobody but the monitor reads.
     pub fn control(mut self) -> ForeignFd {
         self.is_control = true;
+        self
+    }
+
+    /// From here on something is sent by this control socket. The descriptors in flight there count, too.
+    pub fn sends(mut self) -> ForeignFd {
+        self.closer.count(self.uid, shares::FLIGHT as i64);
+        self.counts += shares::FLIGHT;
         self
     }
 
@@ -112,11 +121,11 @@ impl Drop for ForeignFd {
         let Some(fd) = self.fd.take() else { return };
         let credit = CREDIT.get();
         if self.is_control {
-            if credit > 0 && is_drained(fd.as_fd(), self.uid) {
+            if credit > 0 && is_drained(fd.as_fd(), self.uid) && descriptor::is_received(fd.as_fd()) {
                 drop(fd);
-                return self.closer.count(self.uid, -1);
+                return self.closer.count(self.uid, -(self.counts as i64));
             }
-            return self.closer.put(Lane::Socket, self.uid, Remains::Control(fd));
+            return self.closer.put(Lane::Socket, self.uid, Remains::Control(fd, self.counts));
         }
         if credit > 0 && closes_at_once(fd.as_fd()) {
             CREDIT.set(credit - 1);

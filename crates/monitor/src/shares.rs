@@ -10,8 +10,14 @@
 const OWN: u64 = 96;
 /// What can come with one message. Descriptors for which there is no room the kernel closes, in the loop.
 const MESSAGE: u64 = 253;
-/// A control socket, its arena, and what tells of its end.
-pub const CLIENT: u64 = 3;
+/// A process is sent so many descriptors before it receives the first. The kernel lets all processes together have
+/// RLIMIT_NOFILE of the monitor's in flight, and beyond that the monitor can send none to anybody (ETOOMANYREFS). So they
+/// count like open ones. (One more waits in the monitor at most: then no further request is read.)
+pub const FLIGHT: u64 = 8;
+/// A control socket, with what is in flight there.
+pub const CONTROL: u64 = 1 + FLIGHT;
+/// The same, its arena, and what tells of its end.
+pub const CLIENT: u64 = CONTROL + 2;
 /// Without a live process that has made it: its memory, and what tells of our end.
 pub const ARENA: u64 = 2;
 pub const LISTENER: u64 = 2;

@@ -4,7 +4,7 @@ use super::queue::Queue;
 use crate::arenas::{add, ArenaMem, Totals};
 use crate::foreign::{ForeignFd, Reserved};
 use crate::leased::Leases;
-use crate::{shares, ChannelId, ConnId, FamilyId, ListenerId, Rights};
+use crate::{descriptor, shares, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_proto::{request, Msg};
 use rustix::event::epoll::EventFlags;
@@ -57,6 +57,8 @@ pub struct Client {
     pub last_channel: ChannelId,
     pub leases: Leases,
     pub(super) out: Queue,
+    /// Descriptors sent since it had received everything.
+    pub(super) in_flight: u64,
     /// A request that has taken a turn: it goes on at this channel in the next one.
     pub unfinished: Option<(Msg, ForeignFd, ChannelId)>,
     /// Nobody is at the other end; what was sent before is still to be read.
@@ -76,7 +78,7 @@ impl Client {
     /// `fd`: its control socket, which is the monitor's to read.
     pub fn new(fd: ForeignFd, uid: u32, pid: u32, family: FamilyId) -> Client {
         Client {
-            fd: fd.control(),
+            fd: fd.control().sends(),
             uid,
             pid,
             nonce: 0,
@@ -99,6 +101,7 @@ impl Client {
             last_channel: 0,
             leases: Leases::default(),
             out: Queue::default(),
+            in_flight: 0,
             hung_up: false,
             unfinished: None,
             interest: EventFlags::IN | EventFlags::ET,
@@ -132,8 +135,16 @@ impl Client {
         self.nonce != 0
     }
 
+    /// Whether it may be sent one more descriptor now. If not, the kernel tells when it receives.
+    pub(super) fn may_have_descriptor(&mut self) -> bool {
+        if self.in_flight >= shares::FLIGHT && descriptor::is_received(self.fd.as_fd()) {
+            self.in_flight = 0;
+        }
+        self.in_flight < shares::FLIGHT
+    }
+
     /// Whether to read its next request now.
     pub fn wants_input(&self) -> bool {
-        self.out.answers() < OUT_PAUSE
+        self.out.answers() < OUT_PAUSE && !self.out.has_descriptors()
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | what | bound |
 //! | --- | --- |
-//! | answers, and what the process itself has caused | its requests are not read while answers wait; then it is dropped |
+//! | answers, and what the process itself has caused | its requests are not read while many answers wait, or one with a descriptor; then it is dropped |
 //! | what says how things are (a channel has ended, somebody rang) | once for each thing; the same again is not added |
 //! | what another process causes, each time | that process's share; beyond it that process is refused |
 
@@ -60,6 +60,8 @@ pub enum Cause {
 pub struct Queue {
     all: VecDeque<(Outgoing, Cause)>,
     answers: usize,
+    /// Answers with a descriptor.
+    descriptors: usize,
     own: usize,
     of_process: BTreeMap<ConnId, u32>,
     of_user: BTreeMap<u32, u64>,
@@ -76,6 +78,11 @@ impl Queue {
         self.answers
     }
 
+    /// Does an answer with a descriptor wait?
+    pub fn has_descriptors(&self) -> bool {
+        self.descriptors > 0
+    }
+
     /// Has the process itself caused more than it reads?
     pub fn is_too_long(&self) -> bool {
         self.own >= OWN
@@ -90,6 +97,7 @@ impl Queue {
 
     pub fn push(&mut self, out: Outgoing, cause: Cause) {
         self.answers += usize::from(!out.unasked);
+        self.descriptors += usize::from(!out.unasked && out.fd.is_some());
         match cause {
             Cause::Own => self.own += 1,
             Cause::State => {}
@@ -114,6 +122,7 @@ impl Queue {
 
     fn uncount(&mut self, (out, cause): &(Outgoing, Cause)) {
         self.answers -= usize::from(!out.unasked);
+        self.descriptors -= usize::from(!out.unasked && out.fd.is_some());
         match cause {
             Cause::Own => self.own -= 1,
             Cause::State => {}

@@ -4,6 +4,7 @@
 use crate::closing::{linger, switched};
 use crate::rights::as_user;
 use crate::support::*;
+use fsocket_monitor::descriptor::is_received;
 use fsocket_monitor::wire;
 use fsocket_proto::raw::Packet;
 use fsocket_proto::report::Report;
@@ -15,6 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const GREEDY: u32 = 70_001;
 
@@ -122,6 +124,44 @@ fn status(pid: i32, what: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix(what));
     line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The kernel has a limit for all descriptors that the monitor has sent and nobody has received. A user that has as
+/// many processes as it may, none of which receives, must not use it up.
+#[test]
+fn what_a_user_does_not_receive_is_sent_to_others() {
+    let Some(system) = System::start("what_a_user_does_not_receive_is_sent_to_others", 2048) else { return };
+    // Answers with a descriptor each.
+    let ask = |_| {
+        as_user(GREEDY, || {
+            let p = system.stranger();
+            for _ in 0..100 {
+                let asked = Packet { arg2: 1, seq: 1, ..Packet::new(request::Report::KIND) };
+                // (One that is beyond the share of its user is thrown out.)
+                let _ = wire::send(p.fd.as_fd(), &asked.into(), None);
+            }
+            p
+        })
+    };
+    // Nothing more of what they ask is read.
+    let settles = |all: &[Proc]| {
+        let mut before = usize::MAX;
+        wait_until("as much is read as ever will be", || {
+            (0..20).for_each(|_| drop(system.process()));
+            std::thread::sleep(Duration::from_millis(100));
+            let now = all.iter().filter(|p| is_received(p.fd.as_fd())).count();
+            std::mem::replace(&mut before, now) == now
+        });
+    };
+    let mut greedy: Vec<Proc> = (0..200).map(ask).collect();
+    settles(&greedy);
+    assert!(system.held(GREEDY) > 500, "it has its share");
+    // Processes that were thrown out, and keep what they have not received.
+    greedy.iter().for_each(|p| _ = rustix::io::write(&p.fd, b"no message"));
+    greedy.extend((0..200).map(ask));
+    settles(&greedy);
+    drop(greedy);
+    wait_until("nothing counts for it", || system.held(GREEDY) == 0);
 }
 
 /// There is no thread to be had while a user ends (`pids.max`, as TasksMax of the unit). What it has left open goes when there is.
