@@ -45,8 +45,10 @@ pub struct Kept(HashMap<Wanted, (u64, Rc<ForeignFd>, Instant)>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Wanted {
     /// To this user: root and the owner of a private monitor see everything, others their own processes
-    /// and who listens.
+    /// and who listens in their network namespace.
     pub viewer: u32,
+    /// Cookie of that network namespace.
+    pub netns: Option<u64>,
     /// Without the list of connections.
     pub is_brief: bool,
 }
@@ -136,7 +138,7 @@ impl Sources<'_> {
             uptime: self.ctx.started.elapsed().as_secs_f64(),
             totals: self.report_totals(&sees),
             processes: self.report_processes(&sees),
-            listeners: self.report_listeners(&sees),
+            listeners: self.report_listeners(wanted.netns, &sees),
             connections: if wanted.is_brief { Vec::new() } else { self.report_connections(&sees) },
             hosts: self.ctx.hosts.report(self.ctx.config.hosts.as_ref(), sees(0)),
             links: if sees(0) { self.report_links() } else { Vec::new() },
@@ -249,11 +251,13 @@ impl Sources<'_> {
         sum.into_iter().map(|(cpu, accepted)| report::Zone { cpu, accepted: named(accepted) }).collect()
     }
 
-    fn report_listeners(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Listener> {
+    /// Listeners of this user, and all in this network namespace, where the kernel shows them as well.
+    fn report_listeners(&self, netns: Option<u64>, sees: &dyn Fn(u32) -> bool) -> Vec<report::Listener> {
         let visible_pid = |id: &ConnId| self.ctx.clients.get(*id).filter(|c| sees(c.uid)).map(|c| c.pid);
         self.shm
             .listeners
             .iter()
+            .filter(|l| sees(l.uid) || netns == Some(l.info.netns))
             .map(|l| report::Listener {
                 id: l.id,
                 local: address::show(&l.info.addr),

@@ -11,7 +11,7 @@ use crate::shm::ending::Ending;
 use crate::shm::in_use::Looked;
 use crate::steer::Also;
 use crate::turns::TURN;
-use crate::{limits, ChannelId, ConnId};
+use crate::{descriptor, limits, ChannelId, ConnId};
 use fsocket_proto::report::Report;
 use fsocket_proto::{answer, request, Malformed, Message, Msg, Request};
 use rustix::io::Errno;
@@ -170,13 +170,15 @@ impl Monitor {
     /// A private monitor leaves a last report.
     pub(super) fn leave_report(&self) {
         if self.ctx.config.private {
-            report::leave(&self.report(Wanted { viewer: 0, is_brief: true }), &self.ctx.config.socket);
+            report::leave(&self.report(Wanted { viewer: 0, netns: None, is_brief: true }), &self.ctx.config.socket);
         }
     }
 
     fn send_report(&mut self, id: ConnId, request::Report { reset, brief }: request::Report) -> Answer<answer::Report> {
-        let viewer = self.ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
-        let wanted = Wanted { viewer, is_brief: brief };
+        let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
+        // (The kernel gives our end of its control socket the namespace of the one that has connected.)
+        let (viewer, netns) = (client.uid, descriptor::netns_cookie(client.fd.as_fd()).ok());
+        let wanted = Wanted { viewer, netns, is_brief: brief };
         if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
             return Ok((answer::Report { length }, Some(Rc::new(fd))));
         }

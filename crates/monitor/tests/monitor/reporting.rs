@@ -1,5 +1,6 @@
 //! The report.
 
+use crate::rights::{as_user, for_users};
 use crate::support::*;
 use fsocket_abi::arena::SOCKS;
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
@@ -61,6 +62,33 @@ fn shows_who_talks_to_whom() {
     let r = report(&d);
     assert_eq!(of(&r, &format!("127.0.0.1:{port}")).unwrap().state, "FIN-WAIT-2");
     assert!(r.connections.iter().any(|c| c.state == "CLOSE-WAIT"));
+}
+
+/// As the kernel does it: other users see who listens in their network namespace only. Root sees all.
+#[test]
+fn listeners_are_shown_where_they_are() {
+    let Some(d) = for_users("listeners_are_shown_where_they_are", |_| {}) else { return };
+    let (_server, _client, here, _ch) = d.acquainted();
+    let shown = |d: &Daemon| report(d).listeners.iter().map(|l| l.id).collect::<Vec<_>>();
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            // SAFETY: no memory is involved; it changes this thread alone.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return eprintln!("SKIPPED: listeners_are_shown_where_they_are: no namespaces");
+            }
+            let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+            assert!(up.is_ok_and(|s| s.success()), "ip link");
+            let mut server = d.process();
+            let (socket, _) = listener();
+            let there = server.listen(&socket);
+            server.work(there);
+            assert_eq!(as_user(70_001, || shown(&d)), [there]);
+            let all = shown(&d);
+            assert!(all.contains(&here.id) && all.contains(&there), "{all:?}");
+        });
+        there.join().unwrap();
+    });
+    assert_eq!(as_user(70_001, || shown(&d)), [here.id]);
 }
 
 #[test]
