@@ -59,7 +59,7 @@ leased = struct.unpack("=H", answer[16:18])[0]
 memory = mmap.mmap(fds[0], SLOTS + 1024 * SLOT_SIZE)
 tail = 0
 
-tries = [("leased", leased + 1), ("another", leased + 64), ("below", leased - 1), ("privileged", 80), ("none", 0)]
+tries = [("leased", leased + 1), ("another", leased + 64 if leased < 65000 else leased - 64), ("below", leased - 1), ("privileged", 80), ("none", 0)]
 for slot, (name, claimed) in enumerate([*tries, ("the server's", port), ("leased", leased + 2)]):
     at = SLOTS + slot * SLOT_SIZE
     struct.pack_into("=I", memory, at + SLOT_GENERATION, 1)
