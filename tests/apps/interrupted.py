@@ -16,8 +16,8 @@ import time
 
 libc = ctypes.CDLL(None, use_errno=True)
 MAIN = threading.main_thread()
-# Looks, 10 ms apart, that find a sleeping thread.
-LOOKS = 5
+# Looks, 10 ms apart, that find a sleeping thread. (It may sleep for a moment before the call, for the lock of Python.)
+LOOKS = 12
 
 
 class Iovec(ctypes.Structure):
