@@ -6,15 +6,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// What a user may save up that asks for less than its share: a program that begins has its first requests answered one
-/// after the other, and does not wait for others between them.
+/// A user that asks for less than its share may save up so much. A program that begins has its first requests answered
+/// one after the other, without waiting for other users between them.
 const SAVED: Duration = Duration::from_millis(2);
-/// So many users are remembered before those are forgotten that owe nothing.
+/// With so many users, those that owe nothing are forgotten.
 const MANY: usize = 64;
 
 pub struct Fair {
     of: HashMap<u32, Had>,
-    /// The least that a user has had who wants a turn, if that one had saved up nothing.
+    /// The least time that a user with a turn has had so far; savings do not lower it.
     least: Duration,
     /// Turns so far.
     turns: u64,
@@ -26,7 +26,7 @@ impl Default for Fair {
     }
 }
 
-/// What a user has had.
+/// Time and turns of a user so far.
 #[derive(Clone, Copy, Default)]
 struct Had {
     time: Duration,
@@ -36,14 +36,14 @@ struct Had {
 }
 
 impl Fair {
-    /// Of these users, who want a turn, the next one. Of two with the same time it is the one whose last turn is longer ago.
+    /// Picks the next of the users that want a turn. Two with the same time take turns.
     pub fn next(&mut self, users: impl Iterator<Item = u32>) -> Option<u32> {
         let next = users.min_by_key(|uid| (self.time_of(*uid), self.of.get(uid).map_or(0, |had| had.last)))?;
         self.least = self.least.max(self.time_of(next));
         Some(next)
     }
 
-    /// Of one that has wanted nothing for long: as much as the others have had, less what it can have saved up.
+    /// The time that counts for a user. One that has wanted nothing for long has saved up [`SAVED`] at most.
     fn time_of(&self, uid: u32) -> Duration {
         let had = self.of.get(&uid).map_or(Duration::ZERO, |had| had.time);
         had.max(self.least.saturating_sub(SAVED))
@@ -72,7 +72,7 @@ mod tests {
 
     const TURN: Duration = Duration::from_micros(200);
 
-    /// So many turns of these users, each of which takes as long.
+    /// Gives these users `n` turns of the same length.
     fn turns(f: &mut Fair, users: &[u32], n: usize) -> Vec<u32> {
         let one = |_| {
             let uid = f.next(users.iter().copied()).unwrap();

@@ -14,7 +14,7 @@ const BUCKETS: usize = 24;
 /// said to be too long at most.
 const EACH: Duration = Duration::from_micros(100);
 
-/// What a turn is for. A user's turn counts for what was done last in it: nothing follows what has used it up.
+/// Kinds of work in a turn. A user's turn counts for its last piece of work, which has used it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doing {
     /// Takes note of what epoll says.

@@ -89,7 +89,7 @@ struct Question {
     family: i32,
     own: ([u8; 16], u16),
     peer: ([u8; 16], u16),
-    /// True: the kernel answers for every such socket. False: for the one that it would choose itself.
+    /// True: the kernel answers for every such socket. False: the kernel answers for its own choice.
     is_dump: bool,
 }
 

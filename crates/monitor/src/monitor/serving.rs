@@ -1,4 +1,4 @@
-//! Turns: for what, and for how long, the loop works for a user before it looks who has come meanwhile.
+//! Turns: the loop works for one user for a bounded time, and then looks for clients that have come meanwhile.
 
 use super::Monitor;
 use crate::answer::Misbehaved;

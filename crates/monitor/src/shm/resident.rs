@@ -9,7 +9,7 @@ use crate::ChannelId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// So many are read for one request.
+/// Channels or arenas that one request reads.
 const EACH: usize = 32;
 /// A look begins so long after the one before has begun.
 const MOMENT: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
-//! What belongs to a user in the system's monitor: descriptors, threads, memory. It is bounded while the user is there,
-//! and gone some time after. These tests look at the process that clients talk to, the front.
+//! Descriptors, threads and memory of the system's monitor that belong to a user. They are bounded while the user is
+//! there, and gone some time after. These tests look at the process that clients talk to, the front.
 
 use crate::closing::{linger, switched};
 use crate::rights::as_user;
@@ -164,7 +164,7 @@ fn what_a_user_does_not_receive_is_sent_to_others() {
     wait_until("nothing counts for it", || system.held(GREEDY) == 0);
 }
 
-/// There is no thread to be had while a user ends (`pids.max`, as TasksMax of the unit). What it has left open goes when there is.
+/// There is no thread to be had while a user ends (`pids.max`, as TasksMax of the unit). The monitor closes what the user has left open as soon as it gets one.
 #[test]
 fn what_waits_for_a_thread_is_closed_when_there_is_one() {
     let test = "what_waits_for_a_thread_is_closed_when_there_is_one";
