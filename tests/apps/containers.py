@@ -31,6 +31,13 @@ WHO = b"\xff" * 4
 PATTERN = bytes(range(256)) * (max(SIZES) // 256 + 1)
 
 
+def small(sock):
+    """Sends what is left of a message at once, as servers and Docker's proxy do. Otherwise each such rest waits for
+    an acknowledgement, on a busy machine for 40 milliseconds each time."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
 def payload(n):
     begin = n * 31 & 255
     return PATTERN[begin:begin + SIZES[n % len(SIZES)]]
@@ -68,7 +75,7 @@ def proxied(sock, to):
         except OSError:
             pass
 
-    other = socket.create_connection(to)
+    other = small(socket.create_connection(to))
     back = threading.Thread(target=forward, args=(other, sock), daemon=True)
     back.start()
     forward(sock, other)
@@ -86,7 +93,7 @@ def main():
         listener = socket.create_server(where, family=family, backlog=128)
         while True:
             conn, _ = listener.accept()
-            threading.Thread(target=served, args=(conn, more), daemon=True).start()
+            threading.Thread(target=served, args=(small(conn), more), daemon=True).start()
     requests, number = int(sys.argv[4]), int(sys.argv[5])
     more = sys.argv[6:]
     timeout = 20 if "nonblocking" in more else None
@@ -99,7 +106,7 @@ def main():
                     assert exactly(c, len(data)) == data, "answer"
         print("ok")
         return
-    conns = [socket.create_connection(where, timeout=timeout) for _ in range(number)]
+    conns = [small(socket.create_connection(where, timeout=timeout)) for _ in range(number)]
     greeters = [exactly(c, 1).decode() for c in conns if "greeted" in more]
     names = [(c.getsockname(), c.getpeername()) for c in conns]
     n_of = (lambda n: n // 3 * 5 + n % 3) if "small" in more else (lambda n: n)
