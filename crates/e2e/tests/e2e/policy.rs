@@ -47,6 +47,14 @@ impl<'a> Server<'a> {
         server
     }
 
+    /// Waits until connections are over shared memory. (A new network namespace is not at rest at once: while addresses come,
+    /// the monitor reads its rules again, and connections are the kernel's.)
+    #[track_caller]
+    fn is_over(&self) {
+        let over = || stock_mode() || self.client(Accel, &["client"], 1).1.get("connect_shm") == 1;
+        net::wait_until(Duration::from_secs(60), over).expect("a connection over shared memory");
+    }
+
     /// What `tests/apps/policy.py` says, without its last line, and what was counted.
     #[track_caller]
     fn client_as(&self, side: Side, user: u32, what: &[&str], n: u32) -> (Vec<String>, Delta) {
@@ -152,6 +160,7 @@ fn refused_at(address: &'static str, policy: &str, undo: &str, error: &str) {
     let place = hosts.add("policy").expect("a host");
     let host = Host::under_policy(&place);
     let server = Server::at(&host, root(), Some(&place), address);
+    server.is_over();
     server.as_stock(root(), &["client"], 4, "", 0);
     let mut watch = command(&host, Accel, root());
     watch.env("POLICY_HOST", address);
@@ -216,6 +225,7 @@ fn disciplines_and_programs_of_the_loopback_device_are_noticed() {
     let place = hosts.add("policy").expect("a host");
     let host = Host::under_policy(&place);
     let server = Server::of(&host, root(), Some(&place));
+    server.is_over();
     server.as_stock(root(), &["client"], 4, "", 0);
     for kind in ["clsact", "ingress", "root pfifo"] {
         sh(&place, &format!("tc qdisc add dev lo {kind}"));
@@ -249,6 +259,7 @@ fn a_program_that_chooses_the_listener() {
     let host = Host::under_policy(&place);
     let server = Server::of(&host, root(), Some(&place));
     let other = Server::of(&host, root(), Some(&place));
+    server.is_over();
     server.as_stock(root(), &["client"], 4, "", 0);
     let _attached = bpf(&server, "sk_lookup").expect("sk_lookup");
     let (stock, _) = server.client(Stock, &["client"], 3);

@@ -73,6 +73,14 @@ fn strict() -> Host {
     Host::configured(None, "[balance]\nmigrate = false\n")
 }
 
+/// Waits until both workers have their own socket beside the one that the program made.
+#[track_caller]
+fn each_has_a_socket(port: u16, server: &Proc) {
+    let sockets = || net::kernel_sockets(port, "0A");
+    let both = stock_mode() || net::wait_until(Duration::from_secs(60), || sockets() == 3).is_ok();
+    assert!(both, "{} listen sockets: {}", sockets(), server.stderr());
+}
+
 /// Both zones accepted about `n` from their own socket. (A worker without CPU time is helped by the other one, from
 /// whose socket a thread takes.)
 #[track_caller]
@@ -109,9 +117,8 @@ fn nginx_serves_each_cpu_from_its_own_queue() {
     need_two_cpus!();
     for env in [&[NO_SHM][..], &[]] {
         let host = strict();
-        let (_nginx, port) = nginx(&host, "daemon off;", "", env);
-        net::wait_until(Duration::from_secs(60), || stock_mode() || net::kernel_sockets(port, "0A") == 3)
-            .expect("zones");
+        let (nginx, port) = nginx(&host, "daemon off;", "", env);
+        each_has_a_socket(port, &nginx);
         let workers = || host.zones()["groups"][0]["workers"].as_array().map_or(0, Vec::len);
         net::wait_until(Duration::from_secs(60), || stock_mode() || workers() == 2).expect("workers");
         ab_from_both(&host, port, 2000);
@@ -237,6 +244,7 @@ fn haproxy_threads() {
     let mut server = Proc::spawn(host.logs(), "haproxy", command);
     net::wait_until(Duration::from_secs(60), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
     assert!(server.running(), "{}", server.stderr());
+    each_has_a_socket(port, &server);
     ab_from_both(&host, port, 1000);
     assert_local(&host, 800);
 }
@@ -250,7 +258,7 @@ fn each_thread_of_haproxy_has_a_queue_at_every_start() {
         return eprintln!("PATH NOT ASSERTED: stock mode");
     }
     let host = Host::new();
-    for start in 0..20 {
+    for _ in 0..20 {
         let port = net::free_port();
         let config = host.file(
             "haproxy.cfg",
@@ -263,9 +271,7 @@ fn each_thread_of_haproxy_has_a_queue_at_every_start() {
         let mut command = host.command(Accel, &haproxy);
         command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
         let server = Proc::spawn(host.logs(), "haproxy", command);
-        let sockets = || net::kernel_sockets(port, "0A");
-        let both = net::wait_until(Duration::from_secs(60), || sockets() == 3);
-        assert!(both.is_ok(), "start {start}: {} listen sockets: {}", sockets(), server.stderr());
+        each_has_a_socket(port, &server);
     }
 }
 
@@ -365,6 +371,7 @@ fn lighttpd_workers() {
     let mut server = Proc::spawn(host.logs(), "lighttpd", command);
     net::wait_until(Duration::from_secs(60), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
     assert!(server.running(), "{}", server.stderr());
+    each_has_a_socket(port, &server);
     ab_from_both(&host, port, 1000);
     assert_local(&host, 900);
     if !stock_mode() {
