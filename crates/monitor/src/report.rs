@@ -257,6 +257,8 @@ impl Sources<'_> {
         self.shm
             .listeners
             .iter()
+            // (What stands for Unix connections is nobody's listener.)
+            .filter(|l| i32::from(l.info.addr.family) != libc::AF_UNIX)
             .filter(|l| sees(l.uid) || netns == Some(l.info.netns))
             .map(|l| report::Listener {
                 id: l.id,
@@ -323,7 +325,9 @@ impl Sources<'_> {
                 pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
                 comm: comm.clone(),
                 path: "shm".into(),
-                across_namespaces: !by_agents && sock.flags.get().has(FlagSet::ACROSS),
+                across_namespaces: !by_agents
+                    && i32::from(family) != libc::AF_UNIX
+                    && sock.flags.get().has(FlagSet::ACROSS),
                 by_agents,
                 channel: end.channel,
                 slot: end.slot as u32,

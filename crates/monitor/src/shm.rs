@@ -43,6 +43,7 @@ pub mod taken;
 mod told;
 mod touches;
 pub mod transfers;
+pub mod unix;
 mod untaken;
 pub mod upgrade;
 mod waiting;

@@ -10,6 +10,8 @@
 //! the kernel's) may be nearer than ours. Listeners in network namespaces that we may not enter are
 //! believed.
 
+mod unix;
+
 use crate::address::{is_v4, V4_ANY, V6_ANY};
 use crate::descriptor::{self, Listening};
 use fsocket_proto::Addr;
@@ -17,6 +19,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+pub use unix::Connected;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

@@ -14,6 +14,7 @@ use crate::foreign::ForeignFd;
 use crate::policy::rules::Destination;
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
+use crate::shm::unix::is_unix;
 use crate::shm::upgrade::{destination_of, end_of, listener_at};
 use crate::shm::wake::close_side;
 use crate::{ConnId, ListenerId};
@@ -135,6 +136,9 @@ impl Shm {
         fd: Option<ForeignFd>,
     ) -> Answer<answer::Meet> {
         let fd = fd.ok_or(Errno::BADF)?;
+        if is_unix(fd.as_fd()) {
+            return self.meet_unix(ctx, id, fd.as_fd());
+        }
         let listener = match self.meet_remote(ctx, id, fd.as_fd()).filter(|_| !here) {
             Some(listener) => listener?,
             None => {
@@ -142,7 +146,8 @@ impl Shm {
                     false => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
                     true => self.offered_here(ctx, id, fd.as_fd())?,
                 };
-                self.judge_pair(ctx, id, fd.as_fd(), listener, by, to)?;
+                let to = seen_from(ctx, fd.as_fd(), to);
+                self.judge_pair(ctx, id, listener, by, &to)?;
                 listener
             }
         };
@@ -151,14 +156,13 @@ impl Shm {
 
     /// Whether the process `id` may have this very connection, which `by` has, in a channel to `listener`. Asked for each
     /// connection: a channel is no permission.
-    fn judge_pair(
+    pub fn judge_pair(
         &self,
         ctx: &mut Context,
         id: ConnId,
-        fd: BorrowedFd<'_>,
         listener: ListenerId,
         by: ConnId,
-        to: SocketAddr,
+        to: &Destination,
     ) -> Result<(), Errno> {
         if ctx.is_off(id) || ctx.is_off(by) {
             return Err(Errno::BUSY);
@@ -168,11 +172,10 @@ impl Shm {
             return Err(Errno::ACCESS);
         }
         let party = ctx.note_party(id, true)?;
-        let to = seen_from(ctx, fd, to);
         // The channel is also its workers'.
         let workers = self.listeners.get(listener).into_iter().flat_map(|l| l.accepting());
         for server in workers.chain([by]) {
-            ctx.may_pair(&party, server, &to)?;
+            ctx.may_pair(&party, server, to)?;
         }
         Ok(())
     }
@@ -200,7 +203,8 @@ impl Shm {
             return Err(Errno::NOENT);
         }
         // Time may have gone by since MEET, or that was for another connection.
-        match self.judge_pair(ctx, id, fd, there.listener, there.by, there.to) {
+        let to = seen_from(ctx, fd, there.to);
+        match self.judge_pair(ctx, id, there.listener, there.by, &to) {
             Err(Errno::PERM | Errno::ACCESS) => return Err(Errno::XDEV),
             judged => judged?,
         }

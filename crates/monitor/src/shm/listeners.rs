@@ -226,6 +226,14 @@ impl Listeners {
         }
     }
 
+    /// The same: nothing ever leads there by an address.
+    pub fn hide_for_good(&mut self, id: ListenerId) {
+        self.hide(id);
+        if let Some(l) = self.all.get_mut(&id) {
+            l.shown = Shown::Never;
+        }
+    }
+
     /// After [`Listeners::hide`].
     pub fn show(&mut self, id: ListenerId) {
         let Some(l) = self.all.get(&id) else { return };

@@ -1,5 +1,6 @@
 //! Ends of kernel connections that may go over to shared memory.
 
+use crate::sockdiag::Connected;
 use crate::{ConnId, ListenerId};
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -29,6 +30,19 @@ pub struct Here {
 }
 
 pub type Local = Offers<End, Here>;
+
+/// Unix sockets, by their inode numbers.
+pub type Unix = Offers<u32, Accepted>;
+
+/// The accepting end of a Unix connection, as its process has shown it.
+#[derive(Clone, Copy)]
+pub struct Accepted {
+    /// What the process calls it.
+    pub name: u64,
+    pub netns: u64,
+    pub kernel: Connected,
+    pub listener: ListenerId,
+}
 
 impl<E, N> Default for Offers<E, N> {
     fn default() -> Self {

@@ -86,6 +86,7 @@ impl Shm {
         self.fold_after(ctx, id, client.uid);
         self.offers.leave(id);
         self.pairs.leave(id);
+        self.unix.leave(id);
         self.remote.leave(id);
         self.passed.leave(client.uid, id, false);
         if !ctx.clients.iter().any(|(_, c)| c.uid == client.uid) {

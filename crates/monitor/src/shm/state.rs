@@ -6,7 +6,7 @@ use crate::shm::dispatch::Dispatch;
 use crate::shm::distrust::Distrust;
 use crate::shm::ending::{Endings, Seldom};
 use crate::shm::listeners::Listeners;
-use crate::shm::offers::Local;
+use crate::shm::offers::{Local, Unix};
 use crate::shm::pairs::Pairs;
 use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
@@ -29,6 +29,7 @@ pub struct Shm {
     pub offers: Local,
     pub touches: Touches,
     pub pairs: Pairs,
+    pub unix: Unix,
     pub remote: Remote,
     pub passed: Passed,
     pub transfers: Transfers,
@@ -66,6 +67,7 @@ impl Shm {
             offers: Local::default(),
             touches: Touches::default(),
             pairs: Pairs::default(),
+            unix: Unix::default(),
             remote: Remote::default(),
             passed: Passed::default(),
             transfers: Transfers::default(),

@@ -1,0 +1,173 @@
+//! Unix connections that go over to shared memory.
+//!
+//! As in [`super::crossing`]: the connection is the kernel's, both ends are shown as descriptors, and the kernel's own
+//! socket stays idle behind them and is the way back. Here sock_diag(7) says which two sockets are connected. The two
+//! sides name nobody, so there is nothing that one of them could lie about: what was passed to a process, and is shown by
+//! it, is the very socket that it is.
+//!
+//! A channel leads to a listener. Unix connections have none that the monitor would know: those that a fork group has
+//! accepted lead to one that stands for the fork group, which nobody finds by an address.
+
+use crate::answer::Answer;
+use crate::context::Context;
+use crate::descriptor::{self, Listening};
+use crate::policy::rules::Destination;
+use crate::shm::offers::Accepted;
+use crate::shm::state::Shm;
+use crate::sockdiag::Connected;
+use crate::{limits, shares, ConnId, ListenerId};
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::{answer, request, Addr};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketType};
+
+/// An end that was just shown.
+struct Shown {
+    inode: u32,
+    netns: u64,
+    kernel: Connected,
+}
+
+pub fn is_unix(fd: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+}
+
+/// What stands for the addresses of Unix sockets, which shared memory has no use for.
+fn address() -> Addr {
+    Addr { family: AddressFamily::UNIX.as_raw(), ..Addr::default() }
+}
+
+impl Shm {
+    /// EXDEV: the kernel says that it is connected with nobody, or tells us nothing there.
+    fn unix_end(&mut self, ctx: &Context, fd: BorrowedFd<'_>) -> Result<Shown, Errno> {
+        if sockopt::socket_type(fd)? != SocketType::STREAM {
+            return Err(Errno::INVAL);
+        }
+        let inode = u32::try_from(rustix::fs::fstat(fd)?.st_ino).map_err(|_| Errno::INVAL)?;
+        let netns = descriptor::netns_cookie(fd)?;
+        let diag = self.closings.diag(ctx, netns, Some(fd)).ok_or(Errno::XDEV)?;
+        let kernel = diag.unix(inode).ok_or(Errno::XDEV)?;
+        if kernel.cookie != sockopt::socket_cookie(fd)? {
+            return Err(Errno::XDEV);
+        }
+        Ok(Shown { inode, netns, kernel })
+    }
+
+    /// [`request::Offer`] of a Unix socket.
+    pub fn offer_unix(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Offer,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let name = msg.name;
+        let Shown { inode, netns, kernel } = self.unix_end(ctx, fd)?;
+        self.is_alone(ctx, id, msg.received, kernel.cookie)?;
+        let _ = ctx.note_party(id, true);
+        let listener = self.unix_listener(ctx, id, netns, kernel.cookie)?;
+        self.unix.add(inode, id, Accepted { name, netns, kernel, listener });
+        Ok(())
+    }
+
+    /// EAGAIN: other processes have a socket that this one has received, or has by a fork.
+    fn is_alone(&self, ctx: &Context, id: ConnId, received: bool, cookie: u64) -> Result<(), Errno> {
+        let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
+        match !received || self.passed.alone((uid, cookie), id).is_some() {
+            true => Ok(()),
+            false => Err(Errno::AGAIN),
+        }
+    }
+
+    /// The listener that stands for the Unix connections of a process's fork group.
+    fn unix_listener(&mut self, ctx: &mut Context, id: ConnId, netns: u64, cookie: u64) -> Result<ListenerId, Errno> {
+        let client = ctx.clients.get_mut(id).ok_or(Errno::BADF)?;
+        let stands_for =
+            |l: &&ListenerId| self.listeners.get(**l).is_some_and(|l| l.info.addr.family == address().family);
+        if let Some(known) = client.holds.iter().find(stands_for) {
+            return Ok(*known);
+        }
+        let (uid, family) = (client.uid, client.family);
+        if uid != 0 && self.listeners.owned_by(uid) >= limits::LISTENERS_PER_UID
+            || !self.has_share(ctx, uid, shares::LISTENER)
+        {
+            return Err(Errno::MFILE);
+        }
+        let new = self.listeners.add(Listening { cookie, netns, addr: address() }, uid);
+        self.listeners.hide_for_good(new);
+        if let Some(l) = self.listeners.get_mut(new) {
+            l.holders.insert(id);
+            l.families.insert(family);
+        }
+        if let Some(client) = ctx.clients.get_mut(id) {
+            client.holds.insert(new);
+        }
+        Ok(new)
+    }
+
+    /// The end that was offered of a connection whose other end is shown. It is asked for once more: a process may have
+    /// closed it in secret since, and its number may be another socket's.
+    fn offered_unix(
+        &mut self,
+        ctx: &Context,
+        id: ConnId,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(u32, ConnId, Accepted), Errno> {
+        let own = self.unix_end(ctx, fd)?;
+        let peer = own.kernel.peer;
+        let (by, there) = self.unix.get(&peer).ok_or(Errno::NOENT)?;
+        if by == id {
+            // Nobody is there to answer while it asks.
+            return Err(Errno::XDEV);
+        }
+        let now = self.closings.diag(ctx, there.netns, None).and_then(|diag| diag.unix(peer));
+        if now != Some(there.kernel) || there.kernel.peer != own.inode {
+            self.unix.take(&peer);
+            return Err(Errno::NOENT);
+        }
+        Ok((peer, by, there))
+    }
+
+    /// [`request::Meet`] of a Unix socket.
+    pub fn meet_unix(&mut self, ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>) -> Answer<answer::Meet> {
+        let (_, by, there) = self.offered_unix(ctx, id, fd)?;
+        self.judge_pair(ctx, id, there.listener, by, &destination())?;
+        self.channel_to(ctx, id, there.listener, None).map(|(answer, fd)| (answer.into(), fd))
+    }
+
+    /// [`request::Upgrade`] of a Unix socket, after [`Shm::meet_unix`], perhaps of another one.
+    pub fn upgrade_unix(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Upgrade,
+        fd: BorrowedFd<'_>,
+    ) -> Result<u64, Errno> {
+        self.is_alone(ctx, id, msg.received, sockopt::socket_cookie(fd)?)?;
+        let (peer, by, there) = self.offered_unix(ctx, id, fd)?;
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
+        let other_family = ctx.clients.get(by).ok_or(Errno::NOENT)?.family;
+        let ch = self.party(ctx, id, msg.channel)?;
+        if !ch.is_party(CLIENT, family) || ch.listener != there.listener {
+            return Err(Errno::INVAL);
+        }
+        match self.judge_pair(ctx, id, there.listener, by, &destination()) {
+            Err(Errno::PERM | Errno::ACCESS) => return Err(Errno::XDEV),
+            judged => judged?,
+        }
+        self.unix.take(&peer);
+        if let Some(ch) = self.channels.get_mut(msg.channel) {
+            ch.server_families.insert(other_family);
+        }
+        debug_assert!(self.channels.get(msg.channel).is_some_and(|ch| ch.is_party(SERVER, other_family)));
+        self.hand_over(ctx, &msg, by, there.name)?;
+        Ok(0)
+    }
+}
+
+/// For the rules: no address of the network.
+fn destination() -> Destination {
+    Destination { ip: [0; 16], port: 0, netns: None }
+}
