@@ -48,6 +48,9 @@ pub struct Run {
     /// No connection stealing: a worker takes from its own queue and the shared one only
     #[arg(long)]
     pub no_balance: bool,
+    /// Unix sockets stay the kernel's
+    #[arg(long)]
+    pub no_unix: bool,
     /// Whether workers are pinned to the CPU of their zone: `auto` where the
     /// program has not and there is a CPU for each, `never`, `require` (no zone
     /// for workers that the program has not pinned)

@@ -16,18 +16,20 @@ const EXIT_CANNOT_EXECUTE: i32 = 126;
 const EXIT_NOT_FOUND: i32 = 127;
 
 /// Words that [`paths::ENV_DISABLE`] may hold, in the order of the options.
-const PARTS: [&str; 3] = ["shm", "zones", "balance"];
+const PARTS: [&str; 4] = ["shm", "zones", "balance", "unix"];
 
 /// Does not return unless something failed; the exit status.
 pub fn run(args: &Run) -> i32 {
-    let disable =
-        match disabled_parts(std::env::var_os(paths::ENV_DISABLE), [args.no_shm, args.no_zones, args.no_balance]) {
-            Ok(list) => list,
-            Err(e) => {
-                eprintln!("fastsocket: {e}");
-                return EXIT_OWN;
-            }
-        };
+    let disable = match disabled_parts(
+        std::env::var_os(paths::ENV_DISABLE),
+        [args.no_shm, args.no_zones, args.no_balance, args.no_unix],
+    ) {
+        Ok(list) => list,
+        Err(e) => {
+            eprintln!("fastsocket: {e}");
+            return EXIT_OWN;
+        }
+    };
     let program = args.program[0].to_string_lossy();
     // (What cannot be read is execvp's to complain of.)
     let path = program::in_path(&args.program[0]);
@@ -137,7 +139,7 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
 }
 
 /// The list of parts that are off, with those added that are asked for.
-fn disabled_parts(now: Option<OsString>, off: [bool; 3]) -> Result<OsString, String> {
+fn disabled_parts(now: Option<OsString>, off: [bool; PARTS.len()]) -> Result<OsString, String> {
     let now = now.unwrap_or_default();
     let now = now.to_string_lossy();
     let mut parts: Vec<&str> = now.split(',').map(str::trim).filter(|p| !p.is_empty()).collect();
@@ -204,11 +206,11 @@ mod tests {
 
     #[test]
     fn disable_list() {
-        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), [no_shm, false, false]);
+        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), [no_shm, false, false, false]);
         assert_eq!(list(None, false).unwrap(), "");
         assert_eq!(list(None, true).unwrap(), "shm");
         assert_eq!(list(Some("zones, shm"), true).unwrap(), "zones,shm");
-        assert_eq!(disabled_parts(None, [false, true, true]).unwrap(), "zones,balance");
+        assert_eq!(disabled_parts(None, [false, true, true, false]).unwrap(), "zones,balance");
         assert!(list(Some("shn"), false).unwrap_err().contains("shn"));
     }
 }

@@ -70,7 +70,7 @@ fn prepare_all() {
             listen::keep_for_fork_group(d);
         }
     }
-    upgrade::give_up_all();
+    upgrade::before_fork();
     epoll::before_fork();
     let conns = || (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn());
     let nonce = sys::getrandom_u64() | 1;

@@ -44,6 +44,12 @@ fn take_over_all(successor: bool) {
     let conns = || inherited.iter().flatten().flat_map(socks).filter(|s| is_mine(s));
     let (mut listens, mut unhooked_epoll, mut undecided) = (false, false, false);
     each_descriptor(|fd| match what(fd) {
+        What::Unix if successor => {
+            let is_it = |c| conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c);
+            if let Some(s) = crate::successor::cookie(fd).and_then(is_it) {
+                conn(fd, libc::AF_UNIX as u32, s);
+            }
+        }
         What::Listener(_) => listens = true,
         What::Other if is_epoll(fd) => {
             unhooked_epoll = true;
@@ -226,7 +232,7 @@ pub fn received(fd: i32) {
                 d.listening().set_held_elsewhere(true);
             }
         }
-        What::Other => {}
+        What::Unix | What::Other => {}
     }
 }
 
@@ -283,6 +289,8 @@ pub fn take_zones() {
 
 enum What {
     Other,
+    /// A Unix socket.
+    Unix,
     /// A TCP listener, by address family.
     Listener(u32),
     /// A TCP socket without an address.
@@ -299,6 +307,9 @@ fn what(fd: i32) -> What {
         let mut v = [0u8; 4];
         sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).map_or(-1, |_| i32::from_ne_bytes(v))
     };
+    if family as i32 == libc::AF_UNIX {
+        return What::Unix;
+    }
     let inet = matches!(family as i32, libc::AF_INET | libc::AF_INET6);
     if !inet || int(libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
         return What::Other;

@@ -14,6 +14,8 @@ pub struct Config<'a> {
     pub no_zones: bool,
     /// No stealing.
     pub no_balance: bool,
+    /// Unix sockets stay the kernel's.
+    pub no_unix: bool,
     pub pin: zone::Pin,
     /// Calls on a kernel connection before it may go over; 0: never.
     pub upgrade: Option<u32>,
@@ -36,7 +38,7 @@ pub fn init(c: &Config) {
     process::set_nonce(successor.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
     sys::cpu::init(c.rseq_offset);
     process::begin(c.single_threaded);
-    upgrade::init(c.upgrade);
+    upgrade::init(c.upgrade, !c.no_unix);
     ctl::init(c.patience);
     zone::init(!c.no_zones, c.pin);
     process::set_balance(!c.no_zones && !c.no_balance);

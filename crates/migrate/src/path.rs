@@ -76,7 +76,7 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     }
     for (d, e) in conns().zip(&ends) {
         let Some(e) = e else { continue };
-        settle::shut(d, e.0);
+        settle::shut(d, e.0, !d.is_unix());
         settle::replay_reset(d, peer_status(d), e.0);
         e.close();
     }
@@ -268,7 +268,11 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
                 let _ = sys::close(fd);
                 return Err(Errno::ECONNRESET);
             }
-            settle::shut(d, fd);
+            settle::shut(d, fd, true);
+            if d.is_unix() && peer_status(d) & status::SHUT_BOTH != 0 {
+                // It receives no more, and left saying so to this side: what it had not read had to come first.
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+            }
             if settle::error_is_reported(d) {
                 settle::forget_error(fd);
             }

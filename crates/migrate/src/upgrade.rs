@@ -22,7 +22,6 @@ use crate::{ctl, lately, name, process, registry, route};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_abi::flags::FlagSet;
-use fsocket_proto::values::Passing;
 use fsocket_proto::{request, Addr};
 use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
@@ -31,17 +30,19 @@ mod calls;
 mod offer;
 mod passed;
 mod rest;
+pub mod unix;
+mod unix_rest;
 mod worth;
 
 pub use calls::init;
 pub use offer::{answer, asked, epoch};
-pub use passed::{let_go, received, sent, tell};
+pub use passed::{before_fork, give_up, let_go, received, sent, tell};
 pub use worth::ended;
 
 use calls::{at_once, begin, is_on, is_too_often, missed, wanted, CALLS, OFFERED};
 use offer::{key, open};
-use passed::{forbid, is_passed};
-use rest::{at_rest, is_here, lingers, own_of, peer_of, usual};
+use passed::is_passed;
+use rest::{is_here, lingers, own_of, peer_of, rest_of, usual};
 
 /// Calls between two tries of a connection that comes back when an operator lets its peer.
 const PATIENT: u32 = 1024;
@@ -230,12 +231,6 @@ fn weight(d: &Desc, call: Call) -> u32 {
     }
 }
 
-/// It is used in a way that the kernel alone can do, or by another process as well.
-pub fn give_up(d: &Desc) {
-    tell(d, Passing::Shared);
-    forbid(d);
-}
-
 /// The same for a number.
 pub fn give_up_fd(fd: i32) {
     if let Some(d) = table::lookup(fd) {
@@ -253,6 +248,7 @@ pub fn give_up_all() {
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     offer::become_child();
+    passed::become_child();
 }
 
 /// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
@@ -312,7 +308,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     // Another thread may have tried meanwhile.
     let late = calls.saturating_sub(d.kernel().next_try());
     // Before a request most connections are at rest; behind it the answer may be on its way.
-    if opener && (call != Call::Send && late < QUIET || late < LOOKS && at_rest(fd).is_none()) {
+    if opener && (call != Call::Send && late < QUIET || late < LOOKS && rest_of(fd, d).is_none()) {
         return;
     }
     if process::is_off() {
@@ -327,6 +323,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if ctl::dead() {
         return; // it may come
     }
+    passed::arrives(d);
     let tries = d.kernel().count_tries(1);
     if is_too_often(tries, calls) && !comes_back || !process::enabled() {
         return give_up(d);
@@ -362,8 +359,11 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
 
 /// The other end of a connection that was accepted is on another host.
 fn stranger(fd: i32, d: &Desc) {
-    let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return };
     worth::is_stranger(d);
+    if d.is_unix() {
+        return give_up(d);
+    }
+    let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return };
     if !usual(&peer, &me) {
         lately::STRANGERS.note(&peer.ip, 0);
         give_up(d);

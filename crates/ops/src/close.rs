@@ -234,7 +234,9 @@ fn part(d: &'static Desc, reset: bool) {
 fn finish(d: &'static Desc, alone: bool) -> bool {
     let s = d.sock();
     let (r, rx, h) = d.rx();
-    let linger0 = s.opt[fsocket_abi::arena::LINGER_ON].load(Ordering::Relaxed) != 0
+    // (A Unix socket never lingers.)
+    let linger0 = !d.is_unix()
+        && s.opt[fsocket_abi::arena::LINGER_ON].load(Ordering::Relaxed) != 0
         && s.opt[fsocket_abi::arena::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && !s.flags.get().is_poisoned();
     path::close_draining(d, true, unread || linger0);
@@ -336,7 +338,9 @@ fn shut_in_rings(d: &'static Desc, how: i32) -> Result<()> {
     if how != libc::SHUT_WR {
         s.flags.set(FlagSet::SHUT_RD);
     }
-    if s.flags.get().has_all(SHUT[libc::SHUT_RDWR as usize]) {
+    // A Unix socket's peer cannot send any more to one that only does not receive.
+    let ends_sends = if d.is_unix() { FlagSet::SHUT_RD } else { SHUT[libc::SHUT_RDWR as usize] };
+    if s.flags.get().has_all(ends_sends) {
         d.tx().1.prod.status.fetch_or(status::SHUT_BOTH, Ordering::Release);
     }
     stream::notify_all(d);

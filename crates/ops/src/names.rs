@@ -4,6 +4,7 @@ use crate::name::{give, load};
 use crate::ready;
 use crate::stage::{self, Path};
 use crate::table::Desc;
+use crate::user;
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -28,6 +29,20 @@ pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<
     }
     // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
     unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+}
+
+/// Of a Unix connection: the name of the peer, as a receive says who has sent. A peer without a name is nobody.
+///
+/// # Safety
+/// As [`give`].
+pub unsafe fn sender(fd: i32, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
+    let mut name = [0u8; size_of::<libc::sockaddr_un>()];
+    let n = match sys::getpeername(fd, &mut name) {
+        Ok(n) if n > size_of::<libc::sa_family_t>() => n,
+        _ => 0,
+    };
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
+    unsafe { user::give(&name[..n.min(name.len())], out.cast(), len, n as u32) }
 }
 
 /// What has come before it went over to the kernel is still to be read, and the kernel's end is reset.

@@ -11,6 +11,7 @@ pub mod extra;
 mod flags;
 mod info;
 mod nat;
+mod unix;
 
 use crate::kept;
 use crate::stage;
@@ -54,6 +55,10 @@ fn find(level: i32, name: i32) -> Option<usize> {
 pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
     if (len as i32) < 0 {
         return Outcome::Kernel(Cause::Invalid); // EINVAL
+    }
+    if d.is_unix() && crate::path::still_ours(d) {
+        // SAFETY: `val` is the program's for `len` bytes; the kernel checks it.
+        return unsafe { unix::set(fd, d, level, name, val, len) };
     }
     let number = |n: u32| len >= n && user::readable(val, n as usize);
     // (Of a socket's own none has a shorter value, nor have TCP's but for names: EINVAL.)
@@ -260,6 +265,13 @@ fn pair(seconds: i64, microseconds: i64) -> [u8; 16] {
     bytes
 }
 
+/// The answer has pages of what has arrived, which only the kernel's have.
+fn gives_pages(d: &'static Desc) {
+    if d.is_conn() && crate::conn::ring_has(d) {
+        extra::leave(d);
+    }
+}
+
 /// # Safety
 /// Both pointers are the program's, or nothing is there.
 pub unsafe fn get(
@@ -273,10 +285,7 @@ pub unsafe fn get(
     // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     let room = unsafe { user::get(len) };
     if (level, name) == (T, TCP_ZEROCOPY_RECEIVE) && room.is_ok_and(|n| n >= 12) {
-        // It gives pages of what has arrived, which only the kernel's have.
-        if d.is_conn() && crate::conn::ring_has(d) {
-            extra::leave(d);
-        }
+        gives_pages(d);
     }
     if (level, name) == (T, libc::TCP_INFO) && d.kind() == Kind::Listener {
         // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
@@ -284,6 +293,10 @@ pub unsafe fn get(
     }
     if !crate::path::still_ours(d) {
         return Outcome::Kernel(Cause::NotOurs);
+    }
+    if d.is_unix() {
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
+        return unsafe { unix::get(d, level, name, out, len) };
     }
     if extra::answers_below(level, name) {
         // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.

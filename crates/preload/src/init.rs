@@ -141,6 +141,7 @@ fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
         disabled: off(b"shm"),
         no_zones: off(b"zones"),
         no_balance: off(b"balance"),
+        no_unix: off(b"unix"),
         pin: Pin::parse(environment::at_start(environment::PIN, now).unwrap_or(b"")),
         upgrade: environment::at_start(environment::UPGRADE, now).and_then(number),
         patience: environment::at_start(environment::PATIENCE, now).and_then(number),

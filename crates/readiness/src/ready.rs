@@ -48,7 +48,12 @@ pub fn state(d: &Desc) -> State {
 
 /// Is the connection over, so that the kernel's socket would be in state CLOSE?
 /// Reset, both FINs exchanged, or a reset has answered what we sent.
+///
+/// A Unix socket has no such state.
 pub fn over(d: &Desc) -> bool {
+    if d.is_unix() {
+        return false;
+    }
     let st = state(d);
     let f = d.sock().flags.get();
     st.reset
@@ -80,6 +85,9 @@ pub fn wanted(d: &Desc) -> bool {
 
 #[cold]
 fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
+    if d.is_unix() {
+        return true; // `unix_poll` says whether there is something
+    }
     let want = values::lowat(d);
     ring::available(r, rx, h, want).map_or(true, |n| n >= want)
 }
@@ -134,7 +142,8 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
         ev |= RDHUP;
     }
     // Shut down in both directions, or reset.
-    if st.reset || (rd_closed && f.has(FlagSet::SHUT_WR)) || (st.closed && f.has(FlagSet::SENT_AFTER_CLOSE)) {
+    let wr_closed = f.has(FlagSet::SHUT_WR) || st.closed && d.is_unix();
+    if st.reset || (rd_closed && wr_closed) || (st.closed && f.has(FlagSet::SENT_AFTER_CLOSE)) {
         ev |= HUP;
     }
     if (st.reset && !f.has(FlagSet::RST_REPORTED)) || d.sock().err.load(Ordering::Relaxed) != 0 {
@@ -194,7 +203,7 @@ pub fn take_error(d: &Desc) -> i32 {
     }
     let st = state(d);
     if st.reset && !s.flags.set(FlagSet::RST_REPORTED).has(FlagSet::RST_REPORTED) {
-        return reset_error(st);
+        return if d.is_unix() { libc::ECONNRESET } else { reset_error(st) };
     }
     0
 }

@@ -34,6 +34,15 @@ pub unsafe fn parse(p: *const libc::sockaddr, len: u32) -> Option<Addr> {
     Some(a)
 }
 
+/// Is it the address of a Unix socket?
+///
+/// # Safety
+/// `p` is the program's for `len` bytes.
+pub unsafe fn is_unix(p: *const libc::sockaddr, len: u32) -> bool {
+    // SAFETY: what is at `p` is the program's, or nothing is; the copy says so.
+    len >= 2 && unsafe { user::get(p as *const u16) } == Ok(libc::AF_UNIX as u16)
+}
+
 pub fn is_v4(ip: &[u8; 16]) -> bool {
     ip[..10] == [0; 10] && ip[10] == 0xff && ip[11] == 0xff
 }

@@ -50,6 +50,17 @@ pub const LEAST_CLAMP: i32 = 1152;
 /// the receiver's is.
 pub fn size_buffers(d: &Desc) {
     let s = d.sock();
+    if d.is_unix() {
+        // A Unix socket's send buffer bounds what its peer has not read, whatever that one's receive buffer is. All of it
+        // has to fit into the kernel's socket again: a quarter is for what the kernel counts beside the bytes.
+        let room = s.opt[SNDBUF].load(Ordering::Relaxed).max(4608) as u32 / 4 * 3;
+        d.tx().2.cap.store(room, Ordering::Relaxed);
+        d.rx().1.cons.window.store(u32::MAX, Ordering::Relaxed);
+        if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+            size_lowat(d);
+        }
+        return;
+    }
     let bytes = |i: usize, part: u64| (s.opt[i].load(Ordering::Relaxed).max(0) as u64 * part / 4) as u32;
     let chosen = |i: usize| s.opt[i].load(Ordering::Relaxed) != TABLE[i].default;
     let (_, _, h) = d.tx();
@@ -98,6 +109,7 @@ pub fn adopt(fd: i32, d: &Desc) {
         // Sizes that nobody chose are the kernel's of a listener; QUICKACK is a
         // state more than an option.
         let skip = match i {
+            SNDBUF if d.is_unix() => false,
             SNDBUF => chosen & 1 == 0,
             RCVBUF => chosen & 2 == 0,
             _ => o.name == libc::TCP_QUICKACK && o.level == T,

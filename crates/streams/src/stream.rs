@@ -1,5 +1,6 @@
 //! Bytes: send, receive, wait.
 
+mod below;
 mod news;
 mod receive;
 mod refuse;
@@ -9,11 +10,12 @@ mod turn;
 mod wait;
 
 use crate::conn::{end, is_nonsense, low_water, poison, publish_cpu, ring_has, Hold};
-pub use receive::{before_urgent, found_nothing, has_failed_below, recv, recv_fast, recv_on_credit, recv_slow, rest};
-pub use refuse::{rather, refused};
-pub use transmit::{
-    blocks, plain_send, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, zerocopy, Tiny,
+pub use below::{has_failed_below, zerocopy};
+pub use receive::{
+    before_urgent, found_nothing, recv, recv_fast, recv_on_credit, recv_slow, rest, ELSEWHERE, WITH_CONTROL,
 };
+pub use refuse::{rather, refused};
+pub use transmit::{blocks, plain_send, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, Tiny};
 pub use wait::{fd_detached, wake_late};
 
 use crate::asleep::{self, Mark};

@@ -249,9 +249,13 @@ impl Desc {
 
 /// Header and payloads.
 impl Desc {
-    /// AF_INET or AF_INET6.
+    /// AF_INET, AF_INET6 or AF_UNIX.
     pub fn family(&self) -> u32 {
         self.family.load(Ordering::Relaxed)
+    }
+    /// A Unix socket: its connections begin in the kernel, and the kernel's socket stays behind them.
+    pub fn is_unix(&self) -> bool {
+        self.family() == libc::AF_UNIX as u32
     }
     /// Of the socket and of its placeholder.
     pub fn set_families(&self, family: u32) {

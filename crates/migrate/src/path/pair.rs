@@ -73,6 +73,9 @@ pub(super) fn is_across(d: &Desc) -> bool {
 fn placeholder(d: &Desc) -> Option<i32> {
     let fd = table::fd_of(d)?;
     let end = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0).ok().map(process::high_fd)?;
+    if d.is_unix() {
+        return Some(end);
+    }
     if let Ok(fresh) = fresh(d.sock().family.load(Ordering::Relaxed) as i32) {
         heartbeat::end(end, fresh);
         process::close_own(fresh);

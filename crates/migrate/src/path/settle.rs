@@ -17,6 +17,9 @@ pub fn apply_options(d: &Desc, fd: i32) {
     if d.sock().flags.get().has(FlagSet::NONBLOCK) {
         let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
     }
+    if d.is_unix() {
+        return; // the kernel's socket has been asked for all of them
+    }
     values::apply(d, fd);
     // The buffers were made large enough for a whole ring; from here on they
     // grow and shrink like any other's.
@@ -24,10 +27,11 @@ pub fn apply_options(d: &Desc, fd: i32) {
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &0i32.to_ne_bytes());
 }
 
-/// Repeat the program's `shutdown` in the kernel, behind its last byte.
-pub fn shut(d: &Desc, fd: i32) {
+/// Repeat the program's `shutdown` in the kernel, behind its last byte. `both`: for receives, too. (A Unix socket takes
+/// nothing after that, not even what its peer sends again.)
+pub fn shut(d: &Desc, fd: i32, both: bool) {
     let f = d.sock().flags.get();
-    let how = match (f.has(FlagSet::SHUT_RD), f.has(FlagSet::SHUT_WR)) {
+    let how = match (both && f.has(FlagSet::SHUT_RD), f.has(FlagSet::SHUT_WR)) {
         (true, true) => libc::SHUT_RDWR,
         (true, false) => libc::SHUT_RD,
         (false, true) => libc::SHUT_WR,
@@ -53,6 +57,13 @@ pub fn forget_error(fd: i32) {
 pub fn replay_reset(d: &Desc, theirs: u32, own: i32) {
     // (Alive and with a reset: this end had shut down both ways.)
     let reset = theirs & status::RST != 0;
+    if d.is_unix() {
+        // A peer that does not receive any more repeats that when it follows; what this side sends next must not arrive.
+        if theirs & status::SHUT_BOTH != 0 {
+            let _ = sys::shutdown(own, libc::SHUT_WR);
+        }
+        return;
+    }
     if theirs & status::CLOSED != 0 || !reset && theirs & status::SHUT_BOTH == 0 {
         return;
     }

@@ -2,7 +2,7 @@
 
 use crate::process;
 use crate::table::Desc;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Calls before the first try; each further one waits four times as long, or [`sooner`].
 pub(super) const CALLS: u32 = 32;
@@ -16,10 +16,17 @@ pub(super) const OFFERED: u32 = 4;
 const LEAST: u32 = 256;
 #[link_section = ".data.fsocket_start"]
 static FIRST: AtomicU32 = AtomicU32::new(CALLS);
+#[link_section = ".data.fsocket_start"]
+static UNIX: AtomicBool = AtomicBool::new(true);
 
-/// FASTSOCKET_UPGRADE: calls before the first try, 0: never.
-pub fn init(calls: Option<u32>) {
+/// `calls`: before the first try, 0: never (FASTSOCKET_UPGRADE). `unix`: Unix sockets as well.
+pub fn init(calls: Option<u32>, unix: bool) {
+    UNIX.store(unix, Ordering::Relaxed);
     FIRST.store(calls.unwrap_or(CALLS), Ordering::Relaxed);
+}
+
+pub(super) fn with_unix() -> bool {
+    wanted() && UNIX.load(Ordering::Relaxed)
 }
 
 /// The number of the call that tries first; 0: none does.

@@ -2,7 +2,7 @@
 
 use super::calls::{missed, sooner, MISS};
 use super::passed::{is_passed, let_go};
-use super::rest::{at_rest, has_passed, own_of, peer_of, usual, Counts};
+use super::rest::{ends_of, rest_of, still_rests, usual, Counts};
 use super::worth;
 use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, End};
@@ -42,8 +42,8 @@ pub(super) fn key(d: &Desc) -> u64 {
 /// The opening side. Calls are kept out.
 pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
-    let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
-    let Some(counts) = at_rest(fd) else { return NOT_NOW };
+    let Some((me, dst)) = ends_of(fd, d) else { return NOT_NOW };
+    let Some(counts) = rest_of(fd, d) else { return NOT_NOW };
     if let Some(chan) = d.kernel().is_across().then(|| route::met(&dst)).flatten() {
         let to = Whereto { chan, across: true, met: true };
         match offer(fd, d, (&me, &dst), counts, to) {
@@ -110,7 +110,7 @@ fn offer(
         });
         asked.is_ok()
     };
-    let done = handover::open(&s.state, steps, &patience, tell, || has_passed(fd) == Some(counts));
+    let done = handover::open(&s.state, steps, &patience, tell, || still_rests(fd, d, counts));
     if !done {
         socks::free_sock(sock);
         if let Some(mut c) = chan.client() {
@@ -130,7 +130,7 @@ fn offer(
     let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
     establish(d, sock, &End { chan, slot, rings, side: CLIENT, family, src, dst, client_port, server_port, across });
     // Between hosts the network may be away for longer than the probes wait: TCP goes on behind that.
-    if across && !remote {
+    if across && !remote && !d.is_unix() {
         heartbeat::begin(fd);
     }
     went_over(d);
@@ -289,8 +289,10 @@ fn take(a: &Asked) {
     let known = chan::by_id(a.channel, SERVER);
     let c = known.or_else(|| {
         let c = chan::map(a.channel, a.listener, SERVER, a.fd)?;
-        // It goes with its last connection, unless we come to work for the listener.
-        c.retired.store(true, Ordering::Relaxed);
+        // It goes with its last connection, unless we come to work for the listener. (Of Unix connections the listener stands
+        // for this fork group: the channel is its clients' for as long as they are there.)
+        let is_unix = DESCS.get(a.key as u32).is_some_and(Desc::is_unix);
+        c.retired.store(!is_unix, Ordering::Relaxed);
         Some(c)
     });
     let Some(c) = c else { return };
@@ -324,11 +326,11 @@ fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
 }
 
 fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) -> bool {
-    let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return false };
+    let Some((me, peer)) = ends_of(fd, d) else { return false };
     let said = &c.slot(a.slot).migrated[0];
     let theirs = || Counts { sent: said.limit.load(Ordering::Relaxed), received: said.base.load(Ordering::Relaxed) };
     let across = a.across;
-    if !(across || usual(&peer, &me)) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
+    if !(across || usual(&peer, &me)) || c.desc(a.slot).is_some() || rest_of(fd, d) != Some(theirs()) {
         return false;
     }
     let Ok(rings) = c.rings(a.slot) else { return false };

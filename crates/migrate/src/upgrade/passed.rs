@@ -2,7 +2,7 @@
 
 use super::calls::{at_once, begin, wanted};
 use super::rest::{is_here, own_of, peer_of};
-use crate::table::{self, Desc, Kind};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::{ctl, route, successor};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::request;
@@ -61,6 +61,36 @@ pub fn received(fd: i32, family: u32) {
     tell(d, Passing::Arrived);
 }
 
+/// Before a fork: the child will have them, too. One that serves a connection which its parent has accepted, and closes, has
+/// it alone soon. (Those of TCP stay in the kernel: most are in shared memory already when such a server forks.)
+pub fn before_fork() {
+    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.kind() == Kind::Kernel && d.is_used()) {
+        match table::fd_of(d).filter(|_| d.is_unix() && (is_passed(d) || !d.kernel().stays())) {
+            Some(fd) => sent(fd),
+            None => give_up(d),
+        }
+    }
+}
+
+/// In a forked child.
+#[link_section = ".text.fsocket_start"]
+pub(super) fn become_child() {
+    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
+        if d.kind() == Kind::Kernel && d.is_used() && d.is_unix() && is_passed(d) {
+            d.kernel().restart(1);
+            at_once(d);
+            d.kernel().comes_by_fork();
+        }
+    }
+}
+
+/// Before the first try of one that came by a fork. (A child that makes a few calls on it talks to nobody.)
+pub(super) fn arrives(d: &Desc) {
+    if d.kernel().arrives() {
+        tell(d, Passing::Arrived);
+    }
+}
+
 /// Tells the monitor what became of the descriptor; see [`Passing`].
 pub fn tell(d: &Desc, what: Passing) {
     let cookie = d.kernel().passed_as();
@@ -77,6 +107,12 @@ pub fn let_go(d: &Desc) {
 
 pub(super) fn is_passed(d: &Desc) -> bool {
     d.kernel().passed_as() != 0
+}
+
+/// It is used in a way that the kernel alone can do, or by another process as well.
+pub fn give_up(d: &Desc) {
+    tell(d, Passing::Shared);
+    forbid(d);
 }
 
 /// In this process it stays the kernel's.

@@ -1,5 +1,7 @@
 //! What the kernel says of a connection that may go over: its addresses, and whether it is at rest.
 
+use super::unix_rest as unix;
+use crate::table::Desc;
 use crate::{name, registry};
 use fsocket_proto::Addr;
 use fsocket_sys as sys;
@@ -45,10 +47,36 @@ pub(super) struct Counts {
     pub(super) received: u64,
 }
 
+/// Both ends' addresses.
+pub(super) fn ends_of(fd: i32, d: &Desc) -> Option<(Addr, Addr)> {
+    match d.is_unix() {
+        true => Some((Addr { family: libc::AF_UNIX as u16, ..Addr::default() }, unix::peer_of(fd))),
+        false => own_of(fd).zip(peer_of(fd)),
+    }
+}
+
+/// What has passed, of a connection at rest.
+pub(super) fn rest_of(fd: i32, d: &Desc) -> Option<Counts> {
+    if d.is_unix() {
+        unix::at_rest(fd).then_some(Counts { sent: 0, received: 0 })
+    } else {
+        at_rest(fd)
+    }
+}
+
+/// Is one that was at rest still so? Its calls are kept out since.
+pub(super) fn still_rests(fd: i32, d: &Desc, counts: Counts) -> bool {
+    if d.is_unix() {
+        unix::is_empty(fd)
+    } else {
+        has_passed(fd) == Some(counts)
+    }
+}
+
 /// Connected, with nothing to read and nothing kept back, and nothing on it that changes
 /// what bytes mean: what has passed. If the other side says the same, nothing is on its way. (What
 /// is not acknowledged yet says little: the kernel waits with that for a chance to send.)
-pub(super) fn at_rest(fd: i32) -> Option<Counts> {
+fn at_rest(fd: i32) -> Option<Counts> {
     const TCP_ULP: i32 = 31;
     let counts = has_passed(fd)?;
     let mut ulp = [0u8; 16];
@@ -77,7 +105,7 @@ fn is_usual(fd: i32) -> bool {
 
 /// The bytes that have passed, if it is connected and nothing is kept back. Enough for one that was [`at_rest`] and whose
 /// calls are kept out since: nobody has read, and bytes that have come would be counted.
-pub(super) fn has_passed(fd: i32) -> Option<Counts> {
+fn has_passed(fd: i32) -> Option<Counts> {
     const ESTABLISHED: u8 = 1;
     /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.
     const BYTES_RECEIVED: usize = 128;

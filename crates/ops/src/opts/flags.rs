@@ -160,7 +160,9 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                 _ if stage::kernel_part(d).is_some() => in_kernel(),
                 SIOCOUTQ => {
                     let (_, tx, h) = d.tx();
-                    fsocket_ring::unacknowledged(tx, h) as i32
+                    // A Unix socket counts what its peer has not read.
+                    let of = if d.is_unix() { fsocket_ring::unread } else { fsocket_ring::unacknowledged };
+                    of(tx, h) as i32
                 }
                 _ => 0,
             };

@@ -3,7 +3,7 @@
 use super::answer::{failed, gone, guarded, interrupted, Answer};
 use fsocket_fdtable::table::{self, Desc};
 use fsocket_migrate::upgrade::{self, Call, Entered};
-use fsocket_ops::opts;
+use fsocket_ops::{names, opts};
 use fsocket_runtime::{lengths, user};
 use fsocket_streams::{msg as ops_msg, sendfile as ops_sendfile, stream};
 use fsocket_sys::Errno;
@@ -292,9 +292,14 @@ pub unsafe fn recvfrom(
     len: *mut socklen_t,
 ) -> ssize_t {
     match conn(fd) {
-        Some(_) => {
+        Some(d) => {
+            let is_unix = d.is_unix();
             // SAFETY: `buf` and `n` are those of `recv`.
             let r = unsafe { recv(fd, buf, n, flags) };
+            if is_unix && names_sender(d, r) && !addr.is_null() {
+                // SAFETY: `addr` and `len` are the program's, or nothing is there: the copy says so.
+                return unsafe { names::sender(fd, addr, len) }.map_or_else(failed, |()| r);
+            }
             if r >= 0 && !addr.is_null() {
                 // TCP names no sender. (What was received is gone if that cannot be said, as in the kernel.)
                 // SAFETY: `addr` and `len` are the program's, or nothing is there: the copy says so.
@@ -308,6 +313,12 @@ pub unsafe fn recvfrom(
     }
 }
 
+/// Has a receive from a Unix socket that returned `r` an address to say? Its peer is named where there are bytes.
+#[inline]
+fn names_sender(d: &Desc, r: ssize_t) -> bool {
+    r > 0 || r == 0 && d.is_conn() && fsocket_shm::conn::ring_has(d)
+}
+
 pub unsafe fn sendto(
     fd: c_int,
     buf: *const c_void,
@@ -316,7 +327,10 @@ pub unsafe fn sendto(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
-    if !addr.is_null() && conn(fd).is_some() {
+    if let Some(d) = conn(fd).filter(|_| !addr.is_null()) {
+        if d.is_unix() && len != 0 {
+            return failed(Errno::EISCONN);
+        }
         // Not used, but looked at.
         if let Err(e) = lengths::buffer(buf, n).and_then(|_| named(addr.cast(), len, flags)) {
             return failed(e);

@@ -59,6 +59,9 @@ fn settle_fresh(fd: c_int) {
 }
 
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    if table::lookup(fd).is_some_and(Desc::is_unix) {
+        return real!(bind(fd, addr, len));
+    }
     if let Some(r) = connected(fd).filter(|_| user::readable(addr as *const u8, len as usize)) {
         return r;
     }
@@ -126,7 +129,7 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
             either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || real!(accept(fd, addr, len)))
         }
         None if gone(fd) => -1,
-        None => seen(real!(accept(fd, addr, len))),
+        None => accepted(real!(accept(fd, addr, len))),
     }
 }
 
@@ -140,20 +143,23 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
             real!(accept4(fd, addr, len, flags))
         }),
         None if gone(fd) => -1,
-        None => seen(real!(accept4(fd, addr, len, flags))),
+        None => accepted(real!(accept4(fd, addr, len, flags))),
     }
 }
 
-/// A descriptor number that the kernel gave out.
-fn seen(fd: c_int) -> c_int {
+/// A connection of a listener that is not ours; -1: there is none.
+fn accepted(fd: c_int) -> c_int {
     if fd >= 0 {
         pool::kernel_allocated(fd);
+        guarded(|| upgrade::unix::accepted(fd));
     }
     fd
 }
 
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
+        // (It says that it is connected.)
+        Some(d) if d.is_unix() => real!(connect(fd, addr, len)),
         Some(d) => {
             let was_fresh = d.kind() == Kind::Fresh;
             // SAFETY: the program says that `len` bytes are at `addr`; they are checked before they are read.
@@ -176,7 +182,12 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
             // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
             guarded(|| unsafe { slice::choose_unknown(fd, addr, len) });
             // SAFETY: the contract is this function's, with the same arguments.
-            unsafe { kernel_connect(fd, addr, len) }
+            let r = unsafe { kernel_connect(fd, addr, len) };
+            if r == 0 {
+                // SAFETY: the kernel has just read `len` bytes at `addr`.
+                guarded(|| unsafe { upgrade::unix::connected(fd, addr, len) });
+            }
+            r
         }
     }
 }
@@ -214,7 +225,7 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
     settle_fresh(fd);
     match table::lookup(fd) {
         // SAFETY: `addr` and `len` are the program's; the copy returns EFAULT where nothing is.
-        Some(d) if d.is_conn() => Answer::answer(unsafe { names::local(d, addr, len) }),
+        Some(d) if d.is_conn() && !d.is_unix() => Answer::answer(unsafe { names::local(d, addr, len) }),
         None if gone(fd) => -1,
         _ => real!(getsockname(fd, addr, len)),
     }
@@ -225,7 +236,7 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
     match table::lookup(fd) {
         // (Once it is reset it has none; the kernel knows.)
         // SAFETY: `addr` and `len` are the program's; the copy returns EFAULT where nothing is.
-        Some(d) if path::still_ours(d) => Answer::answer(unsafe { names::peer(d, addr, len) }),
+        Some(d) if path::still_ours(d) && !d.is_unix() => Answer::answer(unsafe { names::peer(d, addr, len) }),
         None if gone(fd) => -1,
         _ => real!(getpeername(fd, addr, len)),
     }

@@ -1,9 +1,9 @@
 //! Receiving: a ring's common case, looks ahead, ends, and what is behind the ring.
 
+use super::below::{at_mark, in_kernel, something_behind};
 use super::restart;
 use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
-use crate::asleep::{self, On};
 use crate::stage::{self, Path};
 use crate::table::Desc;
 use crate::values;
@@ -15,8 +15,13 @@ use fsocket_abi::flags::FlagSet;
 use fsocket_ring::{self as ring, Failed};
 use fsocket_sys::{self as sys, Errno, Result};
 
+/// Of a receive that has room for what comes beside the bytes: where the path has been switched it returns [`ELSEWHERE`],
+/// and the caller asks the kernel for all of it. (What this flag says to the kernel, nothing in a ring needs.)
+pub const WITH_CONTROL: i32 = libc::MSG_CMSG_CLOEXEC;
+/// See [`WITH_CONTROL`].
+pub const ELSEWHERE: Errno = Errno::new(libc::EREMOTE);
 /// Flags that change nothing for who finds something.
-const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | WITH_CONTROL;
 
 /// # Safety
 /// `buf` is the program's for `len` bytes; it need not be there.
@@ -40,7 +45,8 @@ pub unsafe fn recv(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Re
 #[cold]
 pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
     let _hold = Hold::on(d);
-    if ring_has(d) {
+    // (What comes behind in a Unix socket may come with descriptors, for which this call has no room.)
+    if ring_has(d) || d.is_unix() {
         return 0;
     }
     match path_taken(d, flags) {
@@ -59,46 +65,6 @@ pub fn before_urgent(d: &Desc) -> bool {
     left_rings(d) && !ring_has(d) && fd().is_some_and(at_mark)
 }
 
-fn at_mark(fd: i32) -> bool {
-    const SIOCATMARK: usize = 0x8905;
-    ioctl(fd, SIOCATMARK) != 0
-}
-
-/// Bytes that a kernel socket has to receive.
-fn in_kernel(fd: i32) -> i32 {
-    ioctl(fd, libc::FIONREAD as usize)
-}
-
-/// A receive that has something, and waits for more, goes on in the kernel: there it would wait
-/// like one that has nothing, across urgent data and signals. False: that has come, or the time is
-/// up.
-fn something_behind(d: &Desc, fd: i32) -> bool {
-    let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLPRI, revents: 0 };
-    let limit = Some(d.sock().rcvtimeo.load(Ordering::Relaxed)).filter(|t| *t != 0);
-    // SAFETY: one pollfd.
-    let r = asleep::sleep(&On::default(), || unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) });
-    r == Ok(1) && !at_mark(fd)
-}
-
-/// Has the connection become the kernel's, with an error and nothing to read? That is the next call's.
-pub fn has_failed_below(d: &Desc) -> bool {
-    let Some(fd) = (!d.is_conn()).then(|| stage::went_to(d)).flatten() else { return false };
-    let mut p = libc::pollfd { fd, events: 0, revents: 0 };
-    // SAFETY: one pollfd.
-    let polled = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
-    polled == Ok(1) && p.revents & libc::POLLERR != 0 && ioctl(fd, libc::FIONREAD as usize) == 0
-}
-
-/// The int that an ioctl answers; 0 if it fails.
-fn ioctl(fd: i32, what: usize) -> i32 {
-    let mut answer = 0i32;
-    // SAFETY: an int for the answer.
-    match unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, what, &raw mut answer as usize, 0, 0, 0]) } {
-        Ok(_) => answer,
-        Err(_) => 0,
-    }
-}
-
 /// The same for a look ahead: the ring's bytes stay where they are.
 ///
 /// # Safety
@@ -107,7 +73,7 @@ fn ioctl(fd: i32, what: usize) -> i32 {
 unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
     let _hold = Hold::on(d);
     match path_taken(d, flags) {
-        Some(Ok(fd)) if d.is_conn() && in_kernel(fd) > 0 => {
+        Some(Ok(fd)) if d.is_conn() && !d.is_unix() && in_kernel(fd) > 0 => {
             // SAFETY: `len` bytes at `buf` are the program's: only the kernel, and copies that return EFAULT, reach them.
             unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0)
         }
@@ -214,7 +180,8 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             None => Err(Errno::EINVAL),
         };
     }
-    if flags & libc::MSG_ERRQUEUE != 0 {
+    let is_unix = d.is_unix();
+    if flags & libc::MSG_ERRQUEUE != 0 && !is_unix {
         return Err(Errno::EAGAIN);
     }
     let s = d.sock();
@@ -222,10 +189,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let peek = flags & libc::MSG_PEEK != 0;
     let mut block = !s.flags.get().has(FlagSet::NONBLOCK) && flags & libc::MSG_DONTWAIT == 0;
     // MSG_TRUNC on TCP: the bytes are discarded.
-    let dst = (flags & libc::MSG_TRUNC == 0).then_some(buf);
+    let dst = (is_unix || flags & libc::MSG_TRUNC == 0).then_some(buf);
     // As many bytes end a sleep.
     let mut target = match block {
-        true if flags & libc::MSG_WAITALL != 0 => len,
+        // (A Unix socket looks for an error behind less than that, also where it does not wait.)
+        _ if flags & libc::MSG_WAITALL != 0 && (block || is_unix) => len,
         true if s.flags.get().has(FlagSet::LOWAT) => values::lowat(d).min(len),
         _ => 1,
     };
@@ -247,6 +215,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 hold.get_or_insert_with(|| Hold::on(d));
             }
             if let Some(fd) = path_taken(d, flags) {
+                if flags & WITH_CONTROL != 0 && fd.is_ok() {
+                    return if done > 0 { Ok(done) } else { Err(ELSEWHERE) };
+                }
                 if done > 0 && fd.is_ok_and(|fd| at_mark(fd) || block && !something_behind(d, fd)) {
                     return Ok(done);
                 }
@@ -318,6 +289,10 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             if ring_has(d) && !poisoned && !(peek && done > 0) {
                 continue; // data came before the end that we have just seen
             }
+            if done > 0 && is_unix {
+                // `unix_stream_read_generic` takes the error, and returns what it has.
+                let _ = ready::take_error(d);
+            }
             return if done > 0 { Ok(done) } else { end_of_stream(d) };
         }
         if done == 0 && !d.has_items() {
@@ -385,7 +360,7 @@ unsafe fn restart_on_fd(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result
 /// only the end, whatever error is pending.
 fn end_of_stream(d: &Desc) -> Result<usize> {
     let st = ready::state(d);
-    if st.fin {
+    if st.fin && !d.is_unix() {
         return Ok(0);
     }
     match ready::take_error(d) {

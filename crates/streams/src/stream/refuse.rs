@@ -66,6 +66,10 @@ enum Refused {
 fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     let s = d.sock();
     let f = s.flags.get();
+    if d.is_unix() {
+        // (An error that is pending is a receive's.)
+        return (f.has(FlagSet::SHUT_WR) || f.is_poisoned() || ready::state(d).closed).then_some(Refused::Pipe);
+    }
     match ready::swap_error(s) {
         0 => {}
         libc::EPIPE => return Some(Refused::Pipe),

@@ -1,5 +1,6 @@
 //! Sending: a ring's common case, and everything else.
 
+use super::below::zerocopy;
 use super::news::{News, SHARED_CPU};
 use super::refuse::{only_shut_both, rather, refused};
 use super::restart;
@@ -10,7 +11,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
-use crate::{idle, lengths, ready, stuck, table, token, user, values};
+use crate::{idle, lengths, ready, stuck, token, user, values};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Half, Reason};
 use fsocket_abi::channel::{status, POS_START};
@@ -352,6 +353,10 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 if let Err(e) = wait_space(d, &mut waits) {
                     return restart::stop(d, done, e, again);
                 }
+                // One that has waited is told of a reset, and not only that nobody reads (`sock_alloc_send_pskb`).
+                if let e @ 1.. = if d.is_unix() && d.is_conn() { ready::take_error(d) } else { 0 } {
+                    return restart::after(done, Err(Errno::new(e)));
+                }
             }
             Ok(n) => {
                 waits.was_not();
@@ -384,16 +389,5 @@ unsafe fn restart_on_fd(fd: i32, buf: *const u8, len: usize, flags: i32) -> Resu
             || sys::send(fd, buf, len, flags),
             || sys::raw(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0]),
         )
-    }
-}
-
-/// MSG_ZEROCOPY counts for sockets with SO_ZEROCOPY, and who sends so waits for the
-/// kernel's word that the buffer is free.
-pub fn zerocopy(d: &'static Desc) {
-    let mut v = [0u8; 4];
-    let on = table::fd_of(d)
-        .is_some_and(|fd| sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &mut v).is_ok() && v != [0; 4]);
-    if on && d.is_conn() {
-        path::materialize_one(d, Reason::Option);
     }
 }

@@ -15,6 +15,7 @@ pub struct KernelConn {
     heard: AtomicBool,
     tried: AtomicU8,
     seen_nonblocking: AtomicBool,
+    by_fork: AtomicBool,
 }
 
 impl KernelConn {
@@ -32,7 +33,7 @@ impl KernelConn {
     }
     pub(super) fn begin(&self, first: u32) {
         self.restart(first);
-        for flag in [&self.across, &self.heard, &self.seen_nonblocking] {
+        for flag in [&self.across, &self.heard, &self.seen_nonblocking, &self.by_fork] {
             flag.store(false, Relaxed);
         }
     }
@@ -129,6 +130,15 @@ impl KernelConn {
     }
     pub fn mark_nonblocking(&self) {
         self.seen_nonblocking.store(true, Relaxed);
+    }
+
+    /// This process has it by a fork, and has not told the monitor yet.
+    pub fn comes_by_fork(&self) {
+        self.by_fork.store(true, Relaxed);
+    }
+    /// Is it to be told now?
+    pub fn arrives(&self) -> bool {
+        self.by_fork.load(Relaxed) && self.by_fork.swap(false, Relaxed)
     }
 
     /// Its number (SO_COOKIE) if it has come from, or gone to, another process, and the monitor counts who has it; 0: no.

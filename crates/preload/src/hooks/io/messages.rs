@@ -1,12 +1,12 @@
 //! `recvmsg`, `sendmsg`, and several of their messages in one call.
 
 use super::super::answer::{failed, gone, guarded, interrupted, Answer};
-use super::{conn, gathers, named};
-use fsocket_fdtable::table::Desc;
+use super::{conn, gathers, named, names_sender};
+use fsocket_fdtable::table::{self, Desc};
 use fsocket_lifecycle::passing;
 use fsocket_migrate::path;
 use fsocket_migrate::upgrade::{self, Call, Entered};
-use fsocket_ops::opts;
+use fsocket_ops::{names, opts};
 use fsocket_readiness::ready;
 use fsocket_runtime::{lengths, musl, user};
 use fsocket_shm::stage;
@@ -29,8 +29,15 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
         Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || stage::kernel_part(d).is_some()) => {
             real!(recvmsg(stage::kernel_part(d).unwrap_or(fd), msg, flags))
         }
-        // SAFETY: `msg` is the program's, for a function that copies it.
-        Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
+        Some(d) => {
+            // SAFETY: `msg` is the program's, for a function that copies it.
+            let r = guarded(|| unsafe { receive_message(fd, d, msg, flags) });
+            match r < 0 && d.is_unix() && Errno::last() == stream::ELSEWHERE {
+                // SAFETY: the contract is this function's, with the same arguments.
+                true => unsafe { receive_below(fd, msg, flags) },
+                false => r,
+            }
+        }
         None => {
             let r = in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), {
                 // SAFETY: `msg` is the program's, for a function that copies it.
@@ -43,6 +50,18 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
             r
         }
     }
+}
+
+/// What a Unix connection has in the kernel, with what comes beside the bytes.
+#[cold]
+unsafe fn receive_below(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    let below = conn(fd).and_then(stage::kernel_part).unwrap_or(fd);
+    let r = real!(recvmsg(below, msg, flags));
+    // SAFETY: the kernel has just written there.
+    if r >= 0 && unsafe { (*msg).msg_controllen } != 0 {
+        came_with(msg, flags);
+    }
+    r
 }
 
 /// The kernel has filled `msg`, and its control part.
@@ -63,13 +82,17 @@ unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
     }
 }
 
-unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
+unsafe fn receive_message(fd: c_int, d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    let is_unix = d.is_unix();
     // SAFETY: `m` is a copy of the program's header; what it points to, and the header, are reached by copies that
     // return EFAULT.
     let receive = || unsafe {
         let m = header(msg)?;
-        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC)?;
-        if !m.msg_name.is_null() {
+        let with = if is_unix && m.msg_controllen != 0 { stream::WITH_CONTROL } else { 0 };
+        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC | with)?;
+        if is_unix && names_sender(d, n as ssize_t) && !m.msg_name.is_null() {
+            names::sender(fd, m.msg_name.cast(), &raw mut (*msg).msg_namelen)?;
+        } else if !m.msg_name.is_null() {
             user::put(&raw mut (*msg).msg_namelen, 0)?;
         }
         user::put(&raw mut (*msg).msg_flags, flags & MSG_CMSG_CLOEXEC)?;
@@ -83,6 +106,9 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
     // SAFETY: `m` is a copy of the program's header; what it points to is reached by copies that return EFAULT.
     let send = || unsafe {
         let m = header(msg)?;
+        if d.is_unix() && m.msg_namelen != 0 {
+            return Err(Errno::EISCONN);
+        }
         if !m.msg_name.is_null() && m.msg_namelen != 0 {
             let len = (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t;
             named(m.msg_name.cast(), len, flags)?;
@@ -121,6 +147,18 @@ fn goes_with(msg: *const msghdr) -> Option<bool> {
     Some(with)
 }
 
+/// What is sent beside bytes over a Unix connection (descriptors, credentials) is bound to a byte of them: the kernel's.
+/// Who does so once does it again, so the connection stays there.
+unsafe fn leaves_with(d: &'static Desc, msg: *const msghdr) {
+    // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
+    let with = unsafe { user::get(msg) }.is_ok_and(|m| musl::header(m).msg_controllen != 0);
+    // (What cannot be sent needs no other path.)
+    let ends = d.is_conn() && (d.sock().flags.get().ends_sends() || ready::state(d).closed);
+    if with && !ends {
+        opts::extra::leave(d);
+    }
+}
+
 /// After [`goes_with`]: the kernel has not sent it.
 #[cold]
 fn stays_with(msg: *const msghdr) {
@@ -135,6 +173,10 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         if let Some(d) = conn(fd) {
             guarded(|| fsocket_streams::stream::zerocopy(d));
         }
+    }
+    if let Some(d) = table::lookup(fd).filter(|d| d.is_unix()) {
+        // SAFETY: `msg` is the program's; where nothing is, the copy says so.
+        guarded(|| unsafe { leaves_with(d, msg) });
     }
     match conn(fd) {
         // SAFETY: `msg` is the program's, for a function that copies it.
@@ -213,6 +255,10 @@ impl Several {
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     upgrade::give_up_fd(fd);
+    if let Some(d) = conn(fd).filter(|d| d.is_unix()) {
+        // What comes beside the bytes ends the messages of one call.
+        guarded(|| opts::extra::leave(d));
+    }
     // (It looks for an error first: where the connection has become the kernel's, that is there.)
     let Some(d) = conn(fd).filter(|d| guarded(|| c_int::from(path::still_ours(d))) != 0) else {
         let done = real!(recvmmsg(fd, vec, n, flags, timeout));
@@ -254,7 +300,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     };
     let each = |all: &mut Several, m: *mut mmsghdr| {
         // SAFETY: `m` is an entry of the program's array, for a function that copies it.
-        let r = unsafe { receive_message(d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+        let r = unsafe { receive_message(fd, d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, m, r)
     };
     let number = |all: &mut Several, m: *mut mmsghdr| {
@@ -277,6 +323,12 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
 
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     upgrade::give_up_fd(fd);
+    if let Some(d) = conn(fd).filter(|d| d.is_unix() && n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize)) {
+        // SAFETY: all `n` entries are readable.
+        let all = (0..n as usize).map(|i| unsafe { &raw const (*vec.add(i)).msg_hdr });
+        // SAFETY: as for each of them.
+        all.for_each(|m| guarded(|| unsafe { leaves_with(d, m) }));
+    }
     let Some(d) = conn(fd) else {
         opts::sends(fd, flags);
         if n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize) {

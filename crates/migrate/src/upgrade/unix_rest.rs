@@ -1,0 +1,50 @@
+//! What the kernel says of a Unix connection that may go over.
+
+use fsocket_proto::Addr;
+use fsocket_sys as sys;
+
+/// From asm-generic/socket.h.
+const SO_PASSSEC: i32 = 34;
+const SO_PEEK_OFF: i32 = 42;
+const SO_PASSPIDFD: i32 = 76;
+
+/// Stands for the peer's address: a hash of its name. (Clients with the same one are as often connected to the same
+/// server; which one it is the monitor says.)
+pub(super) fn peer_of(fd: i32) -> Addr {
+    let mut name = [0u8; 112];
+    let n = sys::getpeername(fd, &mut name).map_or(0, |n| n.min(name.len()));
+    let mix = |k: u64, b: &u8| (k ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3);
+    let hash = name[..n].iter().fold(0xcbf2_9ce4_8422_2325, mix);
+    let mut ip = [0; 16];
+    ip[..8].copy_from_slice(&hash.to_ne_bytes());
+    Addr { ip, family: libc::AF_UNIX as u16, ..Addr::default() }
+}
+
+/// Connected, with nothing to read at either end, open both ways, and nothing on it that only the kernel can do. (What
+/// the peer sends after this look it finds itself in its own.)
+pub(super) fn at_rest(fd: i32) -> bool {
+    let zero = |name| matches!(int(fd, name), None | Some(0));
+    let usual = [libc::SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD, libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS].map(zero);
+    usual == [true; 5] && int(fd, SO_PEEK_OFF).is_none_or(|at| at < 0) && is_empty(fd)
+}
+
+/// Nothing waits to be read, here or there, and both directions are open. Enough for one that was [`at_rest`] and whose
+/// calls are kept out since.
+pub(super) fn is_empty(fd: i32) -> bool {
+    let none = |request: u64| {
+        let mut n = -1i32;
+        let args = [fd as usize, request as usize, &raw mut n as usize, 0, 0, 0];
+        // SAFETY: the kernel writes an int.
+        unsafe { sys::raw(libc::SYS_ioctl, args) }.is_ok() && n == 0
+    };
+    let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one pollfd.
+    let quiet = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(0);
+    // (TIOCOUTQ: memory of what the peer has not read.)
+    quiet && none(libc::FIONREAD) && none(libc::TIOCOUTQ)
+}
+
+pub(super) fn int(fd: i32, name: i32) -> Option<i32> {
+    let mut v = [0u8; 4];
+    sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))
+}
