@@ -144,7 +144,7 @@ pub fn python(host: &Host, side: Side, limit: u64, script: &str, args: &[&str]) 
     let path = fsocket_testkit::script(&format!("apps/{script}")).display().to_string();
     let mut all = vec![path.as_str()];
     all.extend_from_slice(args);
-    host.run(side, script, limit, fsocket_testkit::PYTHON, &all).success().says("ok").stdout
+    host.run(side, &script.replace('/', "-"), limit, fsocket_testkit::PYTHON, &all).success().says("ok").stdout
 }
 
 /// A Python script of `tests/apps` prints the same on both sides; see [`same_output`].

@@ -47,6 +47,7 @@ mod steering;
 mod surroundings;
 mod switch;
 mod threads;
+mod unix;
 mod uring;
 mod visible;
 mod wakers;
