@@ -23,4 +23,5 @@ mod steps;
 mod support;
 mod switching;
 mod taken;
+mod unix;
 mod zones;
