@@ -58,6 +58,43 @@ fn redis_over_its_unix_socket() {
     }
 }
 
+/// The monitor is killed and comes again: nothing is lost, and connections go over again.
+#[test]
+fn the_monitor_is_killed_and_comes_again() {
+    let server = need!("redis-server");
+    if fsocket_testkit::stock_mode() {
+        return eprintln!("SKIPPED: stock mode has no monitor");
+    }
+    let mut host = Host::new();
+    let path = host.path().join("redis.sock").display().to_string();
+    let args = ["--port", "0", "--unixsocket", &path, "--save", "", "--appendonly", "no"];
+    let redis = host.start(Accel, "redis", &server, &args);
+    net::wait_until(Duration::from_secs(60), || std::path::Path::new(&path).exists()).expect("it listens");
+    let script = fsocket_testkit::script("apps/unix/lasts.py").display().to_string();
+    let mut client = host.start(Accel, "client", fsocket_testkit::PYTHON, &[&script, &path]);
+    client.wait_stdout("started", Duration::from_secs(60));
+    for _ in 0..3 {
+        go_over(&host);
+        host.kill_monitor();
+        std::thread::sleep(Duration::from_millis(100));
+        host.start_monitor();
+        assert!(client.running(), "{}", client.stderr());
+    }
+    go_over(&host);
+    client.signal(libc::SIGTERM);
+    client.finish(Duration::from_secs(60)).success().says("ok True");
+    stop(redis);
+}
+
+/// Until two more connections have gone over.
+#[track_caller]
+fn go_over(host: &Host) {
+    let before = host.snapshot();
+    let since = || host.snapshot().since(&before);
+    net::wait_until(Duration::from_secs(60), || since().get("path_upgrade") >= 4).expect("they go over");
+    assert_eq!(since().get("hostile_peer"), 0);
+}
+
 fn stop(mut process: Proc) {
     process.signal(libc::SIGTERM);
     net::wait_until(Duration::from_secs(60), || !process.running()).expect("it ends");
