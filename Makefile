@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -122,6 +122,10 @@ starts: build ## a shell that starts 500 programs without sockets: stock, an emp
 bench-programs: build ## requests a second of real programs, stock and ours in turns (about 40 minutes): RATES="redis nginx --rounds 3"
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/rates.py $(RATES)
+
+bench-unix: build ## Unix sockets: round trips, redis and pgbench, stock and ours in turns (about 15 minutes): UNIX="--rounds 3 --quick"
+	@scripts/deps.sh programs
+	@$(RUN) python3 bench/unix/run.py $(UNIX)
 
 convoy: build ## 1 to 500 threads of one process that open and close connections, stock and ours in turns: CONVOY="--threads 500 --strict"
 	@$(RUN) python3 tests/soak/convoy.py target/release/libfsocket.so target/release/fastsocketd $(CONVOY)
