@@ -331,6 +331,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if lingers(fd) {
         return;
     }
+    if d.is_unix() && tries == 0 && unix::stays(fd) {
+        return give_up(d);
+    }
     worth::tried(fd, d, early == Ok(true));
     if !opener {
         let across = d.kernel().is_across();

@@ -13,18 +13,18 @@ use crate::table::{self, Kind};
 use crate::{lately, name};
 use fsocket_abi::channel::{CLIENT, SERVER};
 
-/// The kernel has connected `fd` to the address at `addr`. Nothing, if that is no Unix stream socket.
+/// The kernel has connected `fd` to the address at `addr`. Nothing, if that is no Unix socket.
 ///
 /// # Safety
 /// `addr` is the program's for `len` bytes.
 pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
     // SAFETY: the program says that its address is there.
-    if with_unix() && unsafe { name::is_unix(addr, len) } && !lately::STRANGERS.has(&peer_of(fd).ip, 0) {
+    if with_unix() && unsafe { name::is_unix(addr, len) } {
         follow(fd, CLIENT);
     }
 }
 
-/// The kernel has accepted `fd` from a listener that is not ours. Nothing, if that is no Unix stream socket.
+/// The kernel has accepted `fd` from a listener that is not ours. Nothing, if that is no Unix socket.
 pub fn accepted(fd: i32) {
     if with_unix() && int(fd, libc::SO_DOMAIN) == Some(libc::AF_UNIX) {
         follow(fd, SERVER);
@@ -33,7 +33,7 @@ pub fn accepted(fd: i32) {
 
 /// From here on the calls are counted.
 fn follow(fd: i32, side: usize) {
-    if fd <= table::STDIO || int(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM) {
+    if fd <= table::STDIO {
         return;
     }
     let Some(d) = table::alloc(Kind::Fresh) else { return };
@@ -44,4 +44,9 @@ fn follow(fd: i32, side: usize) {
     if !table::install(fd, d) {
         table::release(d);
     }
+}
+
+/// Before the first try, so that a connection for one request does not pay for it: is it one that never goes over?
+pub(super) fn stays(fd: i32) -> bool {
+    int(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM) || lately::STRANGERS.has(&peer_of(fd).ip, 0)
 }
