@@ -3,8 +3,8 @@
 //! As between network namespaces: the kernel has connected them, its socket stays idle behind the descriptors, answers who
 //! is at the other end, and is the way back. The monitor asks the kernel which two sockets are connected. Three things
 //! differ from TCP. A send puts its bytes into the peer's queue before it returns, so nothing is ever on its way. Names say
-//! nothing of the peer: most clients have none. And a socket that wants credentials with each message, or has passed
-//! descriptors, stays the kernel's.
+//! nothing of the peer: most clients have none. The kernel keeps a socket that wants credentials with each message, or that
+//! has passed descriptors.
 
 use super::calls::{begin, with_unix};
 use super::unix_rest::{int, peer_of};

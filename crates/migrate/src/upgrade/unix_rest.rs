@@ -1,4 +1,4 @@
-//! What the kernel says of a Unix connection that may go over.
+//! Asks the kernel about a Unix connection that may go over.
 
 use fsocket_proto::Addr;
 use fsocket_sys as sys;
@@ -20,8 +20,8 @@ pub(super) fn peer_of(fd: i32) -> Addr {
     Addr { ip, family: libc::AF_UNIX as u16, ..Addr::default() }
 }
 
-/// Connected, with nothing to read at either end, open both ways, and nothing on it that only the kernel can do. (What
-/// the peer sends after this look it finds itself in its own.)
+/// Connected, with nothing to read at either end, open both ways, and nothing on it that only the kernel can do. (The
+/// peer looks too, and finds what it has sent since.)
 pub(super) fn at_rest(fd: i32) -> bool {
     let zero = |name| matches!(int(fd, name), None | Some(0));
     let usual = [libc::SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD, libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS].map(zero);

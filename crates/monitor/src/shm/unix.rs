@@ -1,9 +1,8 @@
 //! Unix connections that go over to shared memory.
 //!
-//! As in [`super::crossing`]: the connection is the kernel's, both ends are shown as descriptors, and the kernel's own
-//! socket stays idle behind them and is the way back. Here sock_diag(7) says which two sockets are connected. The two
-//! sides name nobody, so there is nothing that one of them could lie about: what was passed to a process, and is shown by
-//! it, is the very socket that it is.
+//! As in [`super::crossing`], the kernel has connected them, and each side shows its end as a descriptor. The kernel's
+//! socket stays idle behind that, and is the way back. Here sock_diag(7) says which two sockets are connected. The
+//! sides name no peer, so neither can lie: a descriptor that was passed to a process still is the same socket.
 //!
 //! A channel leads to a listener. Unix connections have none that the monitor would know: those that a fork group has
 //! accepted lead to one that stands for the fork group, which nobody finds by an address.
@@ -34,7 +33,7 @@ pub fn is_unix(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
 }
 
-/// What stands for the addresses of Unix sockets, which shared memory has no use for.
+/// Stands for the addresses of Unix sockets: shared memory has no use for them.
 fn address() -> Addr {
     Addr { family: AddressFamily::UNIX.as_raw(), ..Addr::default() }
 }
@@ -119,7 +118,7 @@ impl Shm {
         let peer = own.kernel.peer;
         let (by, there) = self.unix.get(&peer).ok_or(Errno::NOENT)?;
         if by == id {
-            // Nobody is there to answer while it asks.
+            // The process waits for this answer, and cannot take the other end meanwhile.
             return Err(Errno::XDEV);
         }
         let now = self.closings.diag(ctx, there.netns, None).and_then(|diag| diag.unix(peer));

@@ -14,7 +14,7 @@ const S: i32 = libc::SOL_SOCKET;
 const RCVTIMEO_NEW: i32 = 66;
 const SNDTIMEO_NEW: i32 = 67;
 
-/// Options that a Unix socket stores, and that change nothing of it.
+/// Options without effect: a Unix socket stores them.
 const IDLE: [i32; 12] = [
     libc::SO_DEBUG,
     libc::SO_REUSEADDR,
@@ -69,7 +69,7 @@ pub(super) unsafe fn set(
     Outcome::Done(Ok(()))
 }
 
-/// What the kernel has made of it.
+/// Reads back what the kernel has made of an option.
 fn learn(fd: i32, d: &'static Desc) {
     values::adopt(fd, d);
     let (s, o) = (d.sock(), d.options());
