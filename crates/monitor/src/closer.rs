@@ -32,18 +32,20 @@ pub enum Lane {
     Socket,
     /// Memory: it takes time, and waits for nobody.
     Memory,
-    /// Anything else, which may never end: a thread for each user, and few.
+    /// Unix sockets: files that were passed and not received are closed with them, and that may never end. A thread for
+    /// each user, and few.
+    Unix,
+    /// Anything else, in the same way.
     Other,
 }
 
-const LANES: usize = 3;
+const LANES: [Lane; 4] = [Lane::Socket, Lane::Memory, Lane::Unix, Lane::Other];
 
 impl Lane {
     fn threads(self) -> usize {
-        if self == Lane::Other {
-            8
-        } else {
-            1
+        match self {
+            Lane::Socket | Lane::Memory => 1,
+            Lane::Unix | Lane::Other => 8,
         }
     }
 }
@@ -86,7 +88,7 @@ impl Queue {
 
 #[derive(Default)]
 struct State {
-    lanes: [Queue; LANES],
+    lanes: [Queue; LANES.len()],
     /// Descriptors and mappings that there are for each user, with those that wait here.
     held: BTreeMap<u32, u64>,
     all: u64,
@@ -119,7 +121,7 @@ impl State {
 #[derive(Default)]
 pub struct Closer {
     state: Mutex<State>,
-    work: [Condvar; LANES],
+    work: [Condvar; LANES.len()],
 }
 
 impl Closer {
@@ -153,7 +155,8 @@ impl Closer {
     pub fn is_full(&self, uid: u32) -> bool {
         let state = self.lock();
         let waits = |lane: Lane| state.lanes[lane as usize].waiting.get(&uid).map_or(0, VecDeque::len);
-        waits(Lane::Other) > OTHERS || waits(Lane::Socket) + waits(Lane::Memory) > WAITING
+        waits(Lane::Other) > OTHERS
+            || [Lane::Socket, Lane::Memory, Lane::Unix].map(waits).iter().sum::<usize>() > WAITING
     }
 
     /// Threads that close, now.
@@ -204,7 +207,7 @@ impl Closer {
         }
         state.again = None;
         let waits = |lane: &Lane| !state.lanes[*lane as usize].waiting.is_empty();
-        let lanes: Vec<_> = [Lane::Socket, Lane::Memory, Lane::Other].into_iter().filter(waits).collect();
+        let lanes: Vec<_> = LANES.into_iter().filter(waits).collect();
         drop(state);
         lanes.into_iter().for_each(|lane| self.needs_thread(lane));
     }
@@ -248,7 +251,7 @@ impl Closer {
                 return Some(next);
             }
             // (Users whose turn it cannot be are served by the thread that is at work for them.)
-            let is_kept = lane != Lane::Other && !state.is_over;
+            let is_kept = matches!(lane, Lane::Socket | Lane::Memory) && !state.is_over;
             if let Some(dog) = watchdog {
                 dog.disarm();
             }
@@ -311,6 +314,8 @@ pub fn lane_of(fd: BorrowedFd<'_>) -> Lane {
         Lane::Socket
     } else if rustix::fs::fcntl_get_seals(fd).is_ok() {
         Lane::Memory
+    } else if crate::descriptor::is_unix(fd) {
+        Lane::Unix
     } else {
         Lane::Other
     }

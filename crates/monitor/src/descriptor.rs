@@ -121,6 +121,11 @@ pub fn is_tcp(fd: BorrowedFd<'_>) -> bool {
         && matches!(sockopt::socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
 }
 
+/// Whether `fd` is a Unix socket, of whatever type.
+pub fn is_unix(fd: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+}
+
 /// A socket that a client shows because it is to be connected, or because it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientEnd {

@@ -14,7 +14,6 @@ use crate::foreign::ForeignFd;
 use crate::policy::rules::Destination;
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
-use crate::shm::unix::is_unix;
 use crate::shm::upgrade::{destination_of, end_of, listener_at};
 use crate::shm::wake::close_side;
 use crate::{ConnId, ListenerId};
@@ -136,7 +135,7 @@ impl Shm {
         fd: Option<ForeignFd>,
     ) -> Answer<answer::Meet> {
         let fd = fd.ok_or(Errno::BADF)?;
-        if is_unix(fd.as_fd()) {
+        if descriptor::is_unix(fd.as_fd()) {
             return self.meet_unix(ctx, id, fd.as_fd());
         }
         let listener = match self.meet_remote(ctx, id, fd.as_fd()).filter(|_| !here) {

@@ -29,10 +29,6 @@ struct Shown {
     kernel: Connected,
 }
 
-pub fn is_unix(fd: BorrowedFd<'_>) -> bool {
-    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
-}
-
 /// Stands for the addresses of Unix sockets: shared memory has no use for them.
 fn address() -> Addr {
     Addr { family: AddressFamily::UNIX.as_raw(), ..Addr::default() }

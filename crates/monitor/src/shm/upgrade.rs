@@ -13,7 +13,6 @@ use crate::policy::rules::Destination;
 use crate::shm::listeners::Listeners;
 use crate::shm::offers::{End, Here};
 use crate::shm::state::Shm;
-use crate::shm::unix::is_unix;
 use crate::sockdiag::SockDiag;
 use crate::{ConnId, ListenerId};
 use fsocket_abi::channel::{CLIENT, SERVER};
@@ -42,7 +41,7 @@ impl Shm {
         fd: Option<ForeignFd>,
     ) -> Answer<answer::Offer> {
         let fd = fd.ok_or(Errno::BADF)?;
-        if is_unix(fd.as_fd()) {
+        if descriptor::is_unix(fd.as_fd()) {
             return self.offer_unix(ctx, id, msg, fd.as_fd()).map(|()| (answer::Offer {}, None));
         }
         let end = end_of(fd.as_fd())?;
@@ -82,7 +81,7 @@ impl Shm {
     ) -> Answer<answer::Upgrade> {
         let fd = fd.ok_or(Errno::BADF)?;
         let patience = match msg.met {
-            _ if is_unix(fd.as_fd()) => self.upgrade_unix(ctx, id, msg, fd.as_fd())?,
+            _ if descriptor::is_unix(fd.as_fd()) => self.upgrade_unix(ctx, id, msg, fd.as_fd())?,
             true => self.upgrade_pair(ctx, id, msg, fd.as_fd())?,
             false => self.upgrade_here(ctx, id, msg, fd.as_fd()).map(|()| 0)?,
         };

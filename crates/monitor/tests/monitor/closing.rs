@@ -204,6 +204,38 @@ fn what_is_slow_to_close_takes_few_threads() {
     assert!(threads < ENDS / 2, "{threads}");
 }
 
+/// A burst of Unix sockets, as a server shows that has accepted many connections, ends nobody. Nor does one of them that
+/// takes long to close, because a socket that lingers was passed over it, and not received: what comes behind it waits.
+#[test]
+fn unix_sockets_are_closed_in_their_own_time() {
+    const BURST: usize = 100;
+    let Some(d) = for_users("unix_sockets_are_closed_in_their_own_time", |_| {}) else { return };
+    let (fds, readers) = lingering(ENDS);
+    let ends = addresses(&readers);
+    let (slow, waiting) = std::os::unix::net::UnixStream::pair().unwrap();
+    for fd in fds {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let passed = [fd.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&passed)));
+        rustix::net::sendmsg(&slow, &[rustix::io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+    }
+    let mut shows = as_user(GREEDY, || d.process());
+    let unlisten = || Packet { id: 1, ..Packet::new(request::Unlisten::KIND) };
+    is_served_while(&d, ENDS, || {
+        // (The monitor alone has it then.)
+        shows.tell(unlisten(), Some(waiting.as_fd()));
+        drop(waiting);
+        for _ in 0..BURST {
+            let (one, _) = std::os::unix::net::UnixStream::pair().unwrap();
+            shows.tell(unlisten(), Some(one.as_fd()));
+        }
+    });
+    shows.sync();
+    wait_until("all are closed", || !ends.iter().any(|at| is_open(*at)));
+    shows.sync();
+}
+
 /// What a user has left open in the monitor goes with its processes.
 #[test]
 fn nothing_is_left_of_a_user() {
