@@ -96,7 +96,8 @@ fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
 #[inline(always)]
 pub fn can_recv(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
-    readable(d, r, rx, h) || rx.prod.status.load(Ordering::Acquire) != 0 || local_rx(d)
+    // (That the peer receives no more is nothing to receive.)
+    readable(d, r, rx, h) || rx.prod.status.load(Ordering::Acquire) & !status::SHUT_BOTH != 0 || local_rx(d)
 }
 
 #[inline]

@@ -62,8 +62,10 @@ pub fn reset(d: &'static Desc) -> bool {
 pub fn is_nonsense(d: &Desc) -> bool {
     use status::{CLOSED, FIN, FOR_NOW, MIGRATED, MIGRATING, RST, SHUT_BOTH};
     let st = d.rx_dir().prod.status.load(Ordering::Acquire);
+    // (A Unix socket's peer that only receives no more says so without an end.)
+    let ends = if d.is_unix() { CLOSED } else { CLOSED | SHUT_BOTH };
     st & !(FIN | RST | CLOSED | SHUT_BOTH | MIGRATING | MIGRATED | FOR_NOW) != 0
-        || st & (CLOSED | SHUT_BOTH) != 0 && st & (FIN | RST | MIGRATED) == 0
+        || st & ends != 0 && st & (FIN | RST | MIGRATED) == 0
 }
 
 /// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
