@@ -55,7 +55,7 @@ pub fn size_buffers(d: &Desc) {
         // has to fit into the kernel's socket again: a quarter is for what the kernel counts beside the bytes.
         let room = s.opt[SNDBUF].load(Ordering::Relaxed).max(4608) as u32 / 4 * 3;
         d.tx().2.cap.store(room, Ordering::Relaxed);
-        d.rx().1.cons.window.store(u32::MAX, Ordering::Relaxed);
+        d.rx().1.cons.window.store(0, Ordering::Relaxed);
         if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
             size_lowat(d);
         }

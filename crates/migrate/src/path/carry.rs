@@ -11,8 +11,9 @@ use fsocket_abi::channel::{status, Dir, RING_CAP};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sys::{self as sys, Errno};
 
-/// Bytes moved per step; stack memory.
-const STEP: usize = 8 * 1024;
+/// Bytes moved per step; stack memory. A Unix socket counts the memory that such a message takes, and with what the kernel
+/// puts beside it, 8 KiB of bytes take 16 KiB: what [`crate::values::size_buffers`] lets into a ring would not fit.
+const STEP: usize = 8 * 1024 - 512;
 
 /// The bytes that the other side has not read come first in its kernel socket. It goes on reading the ring until it follows, and
 /// then passes over what it has read ([`pass_over`]). Left in the ring it would keep the socket from whatever needs it whole:
