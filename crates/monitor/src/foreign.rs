@@ -11,7 +11,7 @@ use crate::{descriptor, shares};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use rustix::net::{sockopt, RecvFlags, SendFlags, Shutdown};
+use rustix::net::{sockopt, RecvFlags, SendFlags, Shutdown, SocketType};
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,6 +160,12 @@ fn close_watched(fd: OwnedFd) {
 fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     match rustix::fs::fstat(fd) {
         Ok(st) if FileType::from_raw_mode(st.st_mode) == FileType::Socket => {
+            if descriptor::is_unix(fd) {
+                // (Nothing unread: nothing that was passed either, unless it comes right now.)
+                return sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+                    && sockopt::socket_acceptconn(fd) == Ok(false)
+                    && rustix::io::ioctl_fionread(fd) == Ok(0);
+            }
             if !descriptor::is_tcp(fd) {
                 return false;
             }
