@@ -130,7 +130,7 @@ def own_shutdown(c):
 
 
 def own_shutdown_peer(s):
-    time.sleep(4 * SOON)
+    time.sleep(20 * SOON)
     say("peer", tried(s.send, b"x"))
 
 
@@ -182,7 +182,7 @@ def low_water_peer(s):
 
 
 def room(c):
-    say(fill(c) > 50000)
+    say(50000 < fill(c) < 250000)
     w = in_thread(c.sendall, b"g" * 300000)
     say(w())
     c.shutdown(socket.SHUT_WR)
@@ -214,6 +214,19 @@ def nobody_will_read_peer(s):
     time.sleep(4 * SOON)
     s.shutdown(socket.SHUT_RD)
     say("peer", s.send(b"answers"), read_all(s) > 50000)
+
+
+def receives_no_more(c):
+    say(c.recv(100), c.recv(7))
+    say(tried(c.send, b"x"), c.recv(1))
+
+
+def receives_no_more_peer(s):
+    s.shutdown(socket.SHUT_RD)
+    s.send(b"still")
+    time.sleep(2 * SOON)
+    say("peer", s.send(b"answers"), read_all(s))
+    s.close()
 
 
 def limited_send(c):

@@ -5,7 +5,8 @@ import signal
 import socket
 import sys
 
-ROUNDS = 60
+# (More requests than a connection ever waits for before it tries.)
+ROUNDS = 600
 ends = False
 
 

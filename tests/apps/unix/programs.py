@@ -9,6 +9,7 @@ programs.py SEED NUMBER [CALLS]      prints the transcript
 
 import array
 import fcntl
+import itertools
 import os
 import random
 import select
@@ -38,6 +39,7 @@ OPTIONS = [
     ("SO_ACCEPTCONN", socket.SO_ACCEPTCONN, None),
     ("SO_OOBINLINE", socket.SO_OOBINLINE, [0, 1]),
 ]
+NAMES = itertools.count()
 EVENTS = select.POLLIN | select.POLLOUT | select.POLLRDHUP | select.POLLPRI
 
 
@@ -133,7 +135,8 @@ def call(state, what, *a):
         if what == "listen":
             return s.listen()
         if what == "bind":
-            return s.bind("\0" + state["place"] + "bound")
+            # (Each name once: it is free as soon as the monitor has closed its copy.)
+            return s.bind("\0%s bound %d" % (state["place"], next(NAMES)))
         if what == "accept":
             return s.accept()
         if what == "flags":
@@ -221,7 +224,7 @@ def main():
 
         for n in range(seed, seed + number):
             r = random.Random(n)
-            print("program", n)
+            print("# program", n)
             for s in state["fds"]:
                 s.close()
             state = fresh(path)

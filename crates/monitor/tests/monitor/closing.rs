@@ -16,6 +16,7 @@ use rustix::net::{
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -212,7 +213,7 @@ fn unix_sockets_are_closed_in_their_own_time() {
     let Some(d) = for_users("unix_sockets_are_closed_in_their_own_time", |_| {}) else { return };
     let (fds, readers) = lingering(ENDS);
     let ends = addresses(&readers);
-    let (slow, waiting) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (slow, waiting) = UnixStream::pair().unwrap();
     for fd in fds {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -220,20 +221,17 @@ fn unix_sockets_are_closed_in_their_own_time() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&passed)));
         rustix::net::sendmsg(&slow, &[rustix::io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
     }
-    let mut shows = as_user(GREEDY, || d.process());
-    let unlisten = || Packet { id: 1, ..Packet::new(request::Unlisten::KIND) };
-    is_served_while(&d, ENDS, || {
-        // (The monitor alone has it then.)
-        shows.tell(unlisten(), Some(waiting.as_fd()));
-        drop(waiting);
-        for _ in 0..BURST {
-            let (one, _) = std::os::unix::net::UnixStream::pair().unwrap();
-            shows.tell(unlisten(), Some(one.as_fd()));
-        }
-    });
-    shows.sync();
+    // (The monitor alone has them.)
+    let unlisten = Packet { id: 1, ..Packet::new(request::Unlisten::KIND) };
+    let burst = (0..BURST).map(|_| UnixStream::pair().unwrap().0);
+    let all = std::iter::once(waiting).chain(burst);
+    let all = all.fold(Stuffed::new(), |all, fd| all.with(unlisten.as_bytes(), vec![fd.into()]));
+    let parent = as_user(GREEDY, || d.process());
+    let mut shows = None;
+    is_served_while(&d, ENDS, || shows = Some(all.hand_over(&parent)));
+    shows.as_mut().unwrap().sync();
     wait_until("all are closed", || !ends.iter().any(|at| is_open(*at)));
-    shows.sync();
+    shows.as_mut().unwrap().sync();
 }
 
 /// What a user has left open in the monitor goes with its processes.
