@@ -143,9 +143,9 @@ static void still_good(int op) {
 /* --- cancellation -------------------------------------------------------- */
 
 struct job {
-    int op, kind, state, cleaned;
+    int op, kind, state, before, cleaned;
     long result;
-    volatile int ready, before;
+    volatile int ready, asked;
 };
 
 static void clean(void *p) {
@@ -165,7 +165,7 @@ static void *work(void *p) {
     pthread_setcancelstate(j->state, 0);
     pthread_setcanceltype(j->kind, 0);
     j->ready = 1;
-    while (j->before)
+    while (j->before && !j->asked)
         sched_yield();
     j->result = operate(j->op);
     if (j->state == PTHREAD_CANCEL_DISABLE) {
@@ -235,7 +235,7 @@ static void cancel_all(void) {
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, 0);
     pthread_create(&t, 0, work, &j);
     pthread_cancel(t);
-    j.before = 0;
+    j.asked = 1;
     join(t, &(struct job){0});
     printf("  left %ld\n", (long)recv(s, b, 4, 0));
     close(s);
