@@ -64,6 +64,14 @@ fn a_thread_that_only_adds_a_listener_has_no_queue() {
     assert_eq!((host.snapshot().since(&before).get("accept_kernel"), remote), (200, 0), "{zones:#}");
 }
 
+/// Is a thread of it in `epoll_pwait` or `epoll_wait`?
+fn waits_for_events(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let calls = [libc::SYS_epoll_pwait, libc::SYS_epoll_wait].map(|n| format!("{n} "));
+    let mut told = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("syscall")).ok());
+    told.any(|t| calls.iter().any(|n| t.starts_with(n.as_str())))
+}
+
 #[test]
 fn a_listener_that_another_thread_takes_out_is_no_longer_served_there() {
     need_two_cpus!();
@@ -71,6 +79,7 @@ fn a_listener_that_another_thread_takes_out_is_no_longer_served_there() {
         let host = Host::new();
         let server = start(&host, &["pin", "another"], env);
         let gone = server.ask("127.0.0.1", 0, 1)[0].pid;
+        net::wait_until(Duration::from_secs(60), || waits_for_events(gone)).expect("its second thread sleeps again");
         // SAFETY: a signal to a process of this test.
         unsafe { libc::kill(gone, libc::SIGUSR1) };
         // The worker has only that one socket left that all share.
