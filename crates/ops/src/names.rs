@@ -31,7 +31,7 @@ pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<
     unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
 }
 
-/// Of a Unix connection: the name of the peer, as a receive says who has sent. A peer without a name is nobody.
+/// The name of a Unix connection's peer, which a receive gives as the sender. A peer without a name is nobody.
 ///
 /// # Safety
 /// As [`give`].

@@ -239,8 +239,8 @@ def main():
             moved, shut = False, False
             for _ in range(calls):
                 what, args = draw(r)
-                # What goes back to the kernel is added there to instances: one edge more.
-                # And a second shutdown is an edge of the peer's to the kernel, also where it changes nothing.
+                # A connection that goes back to the kernel is added there to instances: one edge more.
+                # The kernel reports an edge to the peer for a second shutdown, too, although nothing changes.
                 here = r.random() < 0.5
                 moved |= what == "shutdown" and shut
                 shut |= what == "shutdown"

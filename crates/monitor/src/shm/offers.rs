@@ -21,7 +21,7 @@ pub struct Offers<E, N> {
 /// An end within a network namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Here {
-    /// What the process calls it.
+    /// The number by which the process knows this end.
     pub name: u64,
     /// The listener that had accepted it, where the process has received it from another one.
     pub listener: Option<ListenerId>,

@@ -77,7 +77,7 @@ fn only_those_that_are_connected() {
     assert_eq!(result(&mut client, meet(), &c), libc::ENOENT);
     assert_eq!(result(&mut client, meet(), &b), libc::ENOENT);
     assert_eq!(result(&mut server, meet(), &a), libc::EXDEV);
-    // What is no connected stream.
+    // None of these is a connected stream.
     let (datagram, _other) = UnixDatagram::pair().unwrap();
     for wrong in [datagram.as_fd(), place.1.as_fd()] {
         assert!(result(&mut server, offer(), wrong) > 0 && result(&mut client, meet(), wrong) > 0);

@@ -256,7 +256,7 @@ impl Several {
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     upgrade::give_up_fd(fd);
     if let Some(d) = conn(fd).filter(|d| d.is_unix()) {
-        // What comes beside the bytes ends the messages of one call.
+        // A control message ends the messages of one call.
         guarded(|| opts::extra::leave(d));
     }
     // (It looks for an error first: where the connection has become the kernel's, that is there.)
