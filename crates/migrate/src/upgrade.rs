@@ -46,6 +46,9 @@ use rest::{is_here, lingers, own_of, peer_of, rest_of, usual};
 
 /// Calls between two tries of a connection that comes back when an operator lets its peer.
 const PATIENT: u32 = 1024;
+/// So many receives after a try wait in a way in which the connection can go over, which costs three system calls each. The
+/// other end tries within its next 32 calls, if it is there.
+const WAITS: u32 = 64;
 
 /// May connections to other network namespaces of this host go over?
 fn reaches_across(ip: &[u8; 16], port: u16) -> bool {
@@ -253,19 +256,12 @@ pub fn become_child() {
 
 /// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
 fn wait(fd: i32, d: &Desc) -> bool {
-    // Seen once is enough: a receive that blocks later stays inside the kernel, as one that came before the first try.
-    if d.kernel().was_nonblocking() {
+    // The others stay inside the kernel, as those before the first try.
+    if !d.kernel().may_wait() {
         return false;
     }
-    let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
-    if !blocking {
-        d.kernel().mark_nonblocking();
-        return false;
-    }
-    let mut t = [0u8; 16];
-    let limited = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_err() || t != [0; 16];
-    let limited = limited || d.options().receive_timeout() != 0;
-    if limited {
+    if !is_unlimited(fd, d) {
+        d.kernel().allow_waits(0);
         return false;
     }
     loop {
@@ -288,6 +284,16 @@ fn wait(fd: i32, d: &Desc) -> bool {
             return true;
         }
     }
+}
+
+/// Does a receive wait until something comes?
+fn is_unlimited(fd: i32, d: &Desc) -> bool {
+    let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
+    let mut t = [0u8; 16];
+    blocking
+        && d.options().receive_timeout() == 0
+        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_ok()
+        && t == [0; 16]
 }
 
 /// Enough calls have gone by for a try.
@@ -325,6 +331,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     passed::arrives(d);
     let tries = d.kernel().count_tries(1);
+    d.kernel().allow_waits(WAITS);
     if is_too_often(tries, calls) && !comes_back || !process::enabled() {
         return give_up(d);
     }

@@ -14,7 +14,7 @@ pub struct KernelConn {
     across: AtomicBool,
     heard: AtomicBool,
     tried: AtomicU8,
-    seen_nonblocking: AtomicBool,
+    waits: AtomicU32,
     by_fork: AtomicBool,
 }
 
@@ -29,11 +29,12 @@ impl KernelConn {
         self.using.reset();
         self.calls.store(0, Relaxed);
         self.tries.store(0, Relaxed);
+        self.waits.store(0, Relaxed);
         self.next_try.store(first, Relaxed);
     }
     pub(super) fn begin(&self, first: u32) {
         self.restart(first);
-        for flag in [&self.across, &self.heard, &self.seen_nonblocking, &self.by_fork] {
+        for flag in [&self.across, &self.heard, &self.by_fork] {
             flag.store(false, Relaxed);
         }
     }
@@ -124,12 +125,17 @@ impl KernelConn {
         self.tried.store(what, Relaxed);
     }
 
-    /// It was non-blocking, since a first try.
-    pub fn was_nonblocking(&self) -> bool {
-        self.seen_nonblocking.load(Relaxed)
+    /// So many of the receives to come may wait in a way in which the connection can go over.
+    pub fn allow_waits(&self, n: u32) {
+        self.waits.store(n, Relaxed);
     }
-    pub fn mark_nonblocking(&self) {
-        self.seen_nonblocking.store(true, Relaxed);
+    /// May one more? (Threads that ask at once may get one too many.)
+    pub fn may_wait(&self) -> bool {
+        let left = self.waits.load(Relaxed);
+        left != 0 && {
+            self.waits.store(left - 1, Relaxed);
+            true
+        }
     }
 
     /// This process has it by a fork, and has not told the monitor yet.
