@@ -31,11 +31,8 @@ pub fn destination(ip: [u8; 16]) -> [u8; 16] {
     }
 }
 
-/// `127.0.0.1:80`, `[::]:80`; `unix` of a Unix socket, whose name is not known here.
+/// `127.0.0.1:80`, `[::]:80`.
 pub fn show(addr: &Addr) -> String {
-    if i32::from(addr.family) == libc::AF_UNIX {
-        return "unix".to_owned();
-    }
     let ip = Ipv6Addr::from(addr.ip);
     let ip = match ip.to_ipv4_mapped() {
         Some(v4) if i32::from(addr.family) == libc::AF_INET => IpAddr::V4(v4),

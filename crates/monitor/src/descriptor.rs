@@ -12,6 +12,18 @@ pub fn netns_cookie(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     unsafe { option(fd, libc::SO_NETNS_COOKIE) }
 }
 
+/// The name of a Unix socket as ss(8) shows it: a path as it was bound, `@` and the rest of an abstract one, or `*`.
+/// What does not fit into a line of text is replaced.
+pub fn unix_name(fd: BorrowedFd<'_>) -> Result<String, Errno> {
+    let name = rustix::net::SocketAddrUnix::try_from(rustix::net::getsockname(fd)?)?;
+    let text = match (name.path_bytes(), name.abstract_name()) {
+        (Some(path), _) if !path.is_empty() => String::from_utf8_lossy(path).into_owned(),
+        (_, Some(rest)) => format!("@{}", String::from_utf8_lossy(rest)),
+        _ => "*".to_owned(),
+    };
+    Ok(text.replace(char::is_control, "?"))
+}
+
 /// Whether everything that was sent from this end of a Unix socket has been received, or is gone with the other end.
 pub fn is_received(fd: BorrowedFd<'_>) -> bool {
     // (A message takes some hundred bytes at least. While the kernel frees a message it counts as one byte.)

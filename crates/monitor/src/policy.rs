@@ -25,7 +25,7 @@ use crate::shm::listeners::Listener;
 use crate::ConnId;
 use kernel::{HostPolicy, Question, Seen};
 use process::Wanted;
-use rules::{Action, Destination, Party};
+use rules::{Action, Destination, Inet, Party};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use state::{Path, Place, Policy};
@@ -84,7 +84,7 @@ impl Context {
     /// Whether a process that now wants to work for a listener may meet the clients that have
     /// channels to it.
     pub fn may_work(&self, id: ConnId, l: &Listener, channels: &Channels) -> Result<(), Errno> {
-        let to = Destination { ip: l.info.addr.ip, port: l.info.addr.port, netns: None };
+        let to = Destination::Inet(Inet { ip: l.info.addr.ip, port: l.info.addr.port, netns: None });
         let clients = l.channels.iter().filter_map(|ch| channels.get(*ch)).filter(|ch| !ch.client_gone);
         clients.map(|ch| (ch.client, ch.client_uid)).try_for_each(|(client, uid)| {
             // One that has ended may have left connections to others of its family.
@@ -109,7 +109,7 @@ impl Context {
             return Err(Errno::ACCESS);
         }
         let netns = if self.config.rules.needs_netns() { self.broker.netns_inode(fd) } else { None };
-        let to = Destination { ip: place.0, port: place.1, netns };
+        let to = Inet { ip: place.0, port: place.1, netns };
         let mut servers: Vec<ConnId> = l.accepting().collect();
         if servers.is_empty() {
             // The users of the future workers are not known yet.
@@ -121,7 +121,7 @@ impl Context {
         let listener_netns = l.info.netns;
         let mut actions = Vec::with_capacity(servers.len());
         for server in &servers {
-            actions.push(self.may_pair(&party, *server, &to)?);
+            actions.push(self.may_pair(&party, *server, &Destination::Inet(to))?);
         }
         match self.verdict(&actions, &party, &servers, &to, listener_netns, fd) {
             Seen::Nothing => Ok(Granted::AtOnce),
@@ -142,7 +142,7 @@ impl Context {
         actions: &[Option<Action>],
         client: &Party,
         servers: &[ConnId],
-        to: &Destination,
+        to: &Inet,
         listener_netns: u64,
         socket: BorrowedFd<'_>,
     ) -> Seen {

@@ -11,7 +11,7 @@ use crate::zones::Zones;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_abi::arena::{Sock, COUNTERS};
-use fsocket_abi::channel::{slot_state, status, CLIENT, SLOTS};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
 use fsocket_abi::flags::FlagSet;
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
@@ -258,7 +258,7 @@ impl Sources<'_> {
             .listeners
             .iter()
             // (What stands for Unix connections is nobody's listener.)
-            .filter(|l| i32::from(l.info.addr.family) != libc::AF_UNIX)
+            .filter(|l| l.unix.is_none())
             .filter(|l| sees(l.uid) || netns == Some(l.info.netns))
             .map(|l| report::Listener {
                 id: l.id,
@@ -316,12 +316,23 @@ impl Sources<'_> {
                 let ip = std::array::from_fn(|i| ip[i].load(Ordering::Relaxed));
                 address::show(&Addr { ip, port, family, v6only: 0 })
             };
+            let unix = channel.and_then(|ch| self.shm.listeners.get(ch.listener)?.unix.as_deref());
+            let (local, peer) = match unix {
+                Some(name) if end.side == SERVER => (name.to_owned(), "*".to_owned()),
+                Some(name) => ("*".to_owned(), name.to_owned()),
+                // Those that accepted it have all gone.
+                None if i32::from(family) == libc::AF_UNIX => ("*".to_owned(), "*".to_owned()),
+                None => (
+                    show(&sock.local, sock.local_port.load(Ordering::Relaxed)),
+                    show(&sock.peer, sock.peer_port.load(Ordering::Relaxed)),
+                ),
+            };
             Some(Connection {
                 state: state(channel, &end).into(),
                 recv_q,
                 send_q,
-                local: show(&sock.local, sock.local_port.load(Ordering::Relaxed)),
-                peer: show(&sock.peer, sock.peer_port.load(Ordering::Relaxed)),
+                local,
+                peer,
                 pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
                 comm: comm.clone(),
                 path: "shm".into(),

@@ -131,3 +131,35 @@ fn switched_off() {
     Proc::spawn(host.logs(), "off", command).finish(Duration::from_secs(60)).success();
     assert_eq!(host.snapshot().since(&before).get("path_upgrade"), 0);
 }
+
+/// The reports name them as ss(8) does, and rules find them by their names.
+#[test]
+fn names_in_reports_and_rules() {
+    if fsocket_testkit::stock_mode() {
+        return eprintln!("SKIPPED: stock mode has no reports");
+    }
+    // (The rules are read before there is a directory of the host's.)
+    let place = std::env::temp_dir().join(format!("fastsocket-test-names-{}", std::process::id()));
+    let path = |name: &str| place.join(name).display().to_string();
+    std::fs::create_dir_all(path("kept")).expect("a directory");
+    let (shared, kept, name) = (path("shared"), path("kept/s"), format!("@fastsocket-{}", std::process::id()));
+    let denied = format!("{name}0");
+    let rules = format!(
+        "[[rule]]\naction = \"deny\"\npath = {:?}\n[[rule]]\naction = \"deny\"\naddress = \"::/0\"\n\
+         [[rule]]\naction = \"deny\"\npath = \"{denied}\"\n",
+        path("kept")
+    );
+    let host = Host::for_all_users(&rules);
+    let script = fsocket_testkit::script("apps/unix/names.py").display().to_string();
+    let cli = fsocket_testkit::artifacts::cli().display().to_string();
+    let mut command = host.command(Accel, fsocket_testkit::PYTHON);
+    command.args([&script, &cli, "2", &shared, &kept, &name, &denied]).env("FASTSOCKET_SOCKET", host.socket());
+    let done = Proc::spawn(host.logs(), "names", command).finish(Duration::from_secs(120));
+    std::fs::remove_dir_all(&place).expect("a directory");
+    let said = done.success().stdout;
+    let seen: Vec<(String, String)> = serde_json::from_str(&said).expect("pairs");
+    let ends = |name: &str| [("*".to_owned(), name.to_owned()), (name.to_owned(), "*".to_owned())];
+    let mut wanted = [ends(&shared), ends(&name)].concat();
+    wanted.sort();
+    assert_eq!(seen, wanted);
+}

@@ -56,6 +56,7 @@ pub struct RawRule {
     netns: Field<Number>,
     address: Field<String>,
     port: Field<Number>,
+    path: Field<String>,
 }
 
 /// One line of `share`.
@@ -190,6 +191,7 @@ fn rule(line: usize, raw: &RawRule) -> Result<Rule, Wrong> {
         })?,
         network: given(&raw.address, |at, a: &String| network(at, a))?,
         ports: given(&raw.port, ports)?,
+        path: given(&raw.path, |at, p: &String| unix_name(at, p))?,
     })
 }
 
@@ -208,6 +210,14 @@ fn absolute(at: usize, path: &str) -> Result<&str, Wrong> {
     match path.starts_with('/') {
         true => Ok(path),
         false => wrong(at, format!("'{path}' is not an absolute path")),
+    }
+}
+
+/// Of a Unix socket: a path, or `@` and the rest of an abstract name.
+fn unix_name(at: usize, name: &str) -> Result<String, Wrong> {
+    match name.strip_prefix('@') {
+        Some(rest) if !rest.is_empty() => Ok(name.to_owned()),
+        _ => absolute(at, name).map(str::to_owned),
     }
 }
 

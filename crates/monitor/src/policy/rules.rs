@@ -27,14 +27,22 @@ pub struct Party {
     pub cgroup: Option<String>,
 }
 
-/// Where a connection goes.
+/// Where a connection over TCP goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Destination {
+pub struct Inet {
     /// v4-mapped.
     pub ip: [u8; 16],
     pub port: u16,
     /// Inode number of the network namespace, if it is known.
     pub netns: Option<u64>,
+}
+
+/// Where a connection goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Destination<'a> {
+    Inet(Inet),
+    /// A Unix socket, by its name as `ss` shows it: a path, or `@` and the rest.
+    Unix(&'a str),
 }
 
 /// A network in CIDR notation, v4-mapped.
@@ -108,7 +116,7 @@ fn wider<T>(a: &Option<T>, b: &Option<T>, covers: impl Fn(&T, &T) -> bool) -> bo
     }
 }
 
-/// Whether a cgroup is `top` or below it. Whole components count.
+/// Whether a cgroup, or a path, is `top` or below it. Whole components count.
 pub fn is_below(path: &str, top: &str) -> bool {
     let top = top.trim_end_matches('/');
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -140,6 +148,8 @@ pub struct Rule {
     pub network: Option<Network>,
     /// First and last port.
     pub ports: Option<(u16, u16)>,
+    /// A Unix socket, or a directory that has it; `@` and the rest of an abstract name.
+    pub path: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,11 +170,23 @@ impl Namespace {
 
 impl Rule {
     fn fits(&self, client: &Party, server: &Party, to: &Destination) -> Fits {
-        let network = compared(&self.network, Some(&to.ip), |n, ip| n.contains(ip));
-        let port = compared(&self.ports, Some(to.port), |(first, last), p| (*first..=*last).contains(&p));
-        let netns = compared(&self.netns, to.netns, |n, inode| n.is(inode));
-        let ends = both(self.client.fits(client), self.server.fits(server));
-        both(ends, both(netns, both(network, port)))
+        both(both(self.client.fits(client), self.server.fits(server)), self.leads(to))
+    }
+
+    /// Do the conditions of the destination hold? One of TCP holds for no Unix socket, and the reverse.
+    fn leads(&self, to: &Destination) -> Fits {
+        match to {
+            Destination::Inet(_) if self.path.is_some() => Some(false),
+            Destination::Inet(to) => {
+                let network = compared(&self.network, Some(&to.ip), |n, ip| n.contains(ip));
+                let port = compared(&self.ports, Some(to.port), |(first, last), p| (*first..=*last).contains(&p));
+                both(compared(&self.netns, to.netns, |n, inode| n.is(inode)), both(network, port))
+            }
+            Destination::Unix(_) if self.network.is_some() || self.ports.is_some() || self.netns.is_some() => {
+                Some(false)
+            }
+            Destination::Unix(name) => compared(&self.path, Some(*name), |wanted, name| is_below(name, wanted)),
+        }
     }
 
     /// Whether nothing is left for `later` behind this rule.
@@ -174,6 +196,7 @@ impl Rule {
             && wider(&self.netns, &later.netns, PartialEq::eq)
             && wider(&self.network, &later.network, Network::covers)
             && wider(&self.ports, &later.ports, |a, b| a.0 <= b.0 && b.1 <= a.1)
+            && wider(&self.path, &later.path, |a, b| is_below(b, a))
     }
 }
 
@@ -215,6 +238,7 @@ impl Rules {
             netns: None,
             network: None,
             ports: None,
+            path: None,
         };
         Rules { share: Vec::new(), rules: vec![all] }
     }
@@ -258,12 +282,12 @@ mod tests {
     fn user(uid: u32) -> Party {
         Party { uid, gid: uid, ..Party::default() }
     }
-    fn at(ip: &str, port: u16) -> Destination {
-        Destination { ip: v4(ip), port, netns: Some(7) }
+    fn at(ip: &str, port: u16) -> Destination<'static> {
+        Destination::Inet(Inet { ip: v4(ip), port, netns: Some(7) })
     }
     fn rule(action: Action) -> Rule {
         let any = End::default();
-        Rule { line: 1, action, client: any.clone(), server: any, netns: None, network: None, ports: None }
+        Rule { line: 1, action, client: any.clone(), server: any, netns: None, network: None, ports: None, path: None }
     }
 
     #[test]
@@ -307,6 +331,25 @@ mod tests {
         assert_eq!(act(Action::Allow, &user(1)), None);
         let known = Party { exe: Some("/bin/y".into()), ..user(1) };
         assert_eq!(act(Action::Deny, &known), None);
+    }
+
+    #[test]
+    fn unix_sockets_by_their_names() {
+        let by = |r: Rule| {
+            move |name| {
+                Rules { share: vec![], rules: vec![r.clone()] }.action(&user(1), &user(1), &Destination::Unix(name))
+            }
+        };
+        let path = |p: &str| by(Rule { path: Some(p.into()), ..rule(Action::Deny) });
+        let below = path("/run/postgresql");
+        assert!(["/run/postgresql", "/run/postgresql/.s.PGSQL.5432"].map(&below).iter().all(Option::is_some));
+        assert!(["/run/postgresql2", "/run", "@/run/postgresql", ""].map(&below).iter().all(Option::is_none));
+        assert!(path("@x")("@x").is_some() && path("@x")("@xy").is_none());
+        assert!(by(rule(Action::Deny))("").is_some(), "a rule for all");
+        let tcp = Rule { network: Some(Network { ip: [0; 16], bits: 0 }), ..rule(Action::Deny) };
+        assert_eq!(by(tcp)("/x"), None, "any address is none of these");
+        let unix = Rules { share: vec![], rules: vec![Rule { path: Some("/".into()), ..rule(Action::Deny) }] };
+        assert_eq!(unix.action(&user(1), &user(1), &at("127.0.0.1", 1)), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::answer::Answer;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
-use crate::policy::rules::Destination;
+use crate::policy::rules::{Destination, Inet};
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
 use crate::shm::upgrade::{destination_of, end_of, listener_at};
@@ -42,9 +42,9 @@ struct Offered {
 }
 
 /// Where a socket has connected to, for the rules.
-fn seen_from(ctx: &Context, socket: BorrowedFd<'_>, to: SocketAddr) -> Destination {
+fn seen_from(ctx: &Context, socket: BorrowedFd<'_>, to: SocketAddr) -> Destination<'static> {
     let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(socket) } else { None };
-    Destination { netns, ..destination_of(to) }
+    Destination::Inet(Inet { netns, ..destination_of(to) })
 }
 
 impl Shm {

@@ -7,6 +7,7 @@ use crate::{ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::Addr;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 pub struct Listener {
     pub id: ListenerId,
@@ -38,6 +39,8 @@ pub struct Listener {
     pub shown: Shown,
     /// Its connections waited for too long at least once, which is in the log.
     pub had_untaken: bool,
+    /// The name of the Unix sockets for whose connections it stands ([`Listeners::add_unix`]).
+    pub unix: Option<Rc<str>>,
 }
 
 /// Whether clients find a listener.
@@ -173,6 +176,7 @@ impl Listeners {
                 held_elsewhere: false,
                 shown: Shown::Yes,
                 had_untaken: false,
+                unix: None,
             },
         );
         id
@@ -232,6 +236,17 @@ impl Listeners {
         if let Some(l) = self.all.get_mut(&id) {
             l.shown = Shown::Never;
         }
+    }
+
+    /// One that stands for the connections of a fork group that were accepted at Unix sockets of this name. Nothing leads
+    /// there by an address.
+    pub fn add_unix(&mut self, info: Listening, uid: u32, name: Rc<str>) -> ListenerId {
+        let id = self.add(info, uid);
+        self.hide_for_good(id);
+        if let Some(l) = self.all.get_mut(&id) {
+            l.unix = Some(name);
+        }
+        id
     }
 
     /// After [`Listeners::hide`].

@@ -5,7 +5,7 @@
 //! sides name no peer, so neither can lie: a descriptor that was passed to a process still is the same socket.
 //!
 //! A channel leads to a listener. Unix connections have none that the monitor would know: those that a fork group has
-//! accepted lead to one that stands for the fork group, which nobody finds by an address.
+//! accepted at sockets of one name lead to one that stands for these, which nobody finds by an address.
 
 use crate::answer::Answer;
 use crate::context::Context;
@@ -21,6 +21,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketType};
+use std::rc::Rc;
 
 /// An end that was just shown.
 struct Shown {
@@ -62,7 +63,7 @@ impl Shm {
         let Shown { inode, netns, kernel } = self.unix_end(ctx, fd)?;
         self.is_alone(ctx, id, msg.received, kernel.cookie)?;
         let _ = ctx.note_party(id, true);
-        let listener = self.unix_listener(ctx, id, netns, kernel.cookie)?;
+        let listener = self.unix_listener(ctx, id, (netns, kernel.cookie), descriptor::unix_name(fd)?.into())?;
         self.unix.add(inode, id, Accepted { name, netns, kernel, listener });
         Ok(())
     }
@@ -76,11 +77,16 @@ impl Shm {
         }
     }
 
-    /// The listener that stands for the Unix connections of a process's fork group.
-    fn unix_listener(&mut self, ctx: &mut Context, id: ConnId, netns: u64, cookie: u64) -> Result<ListenerId, Errno> {
+    /// The listener that stands for the connections of a process's fork group with this name.
+    fn unix_listener(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        (netns, cookie): (u64, u64),
+        name: Rc<str>,
+    ) -> Result<ListenerId, Errno> {
         let client = ctx.clients.get_mut(id).ok_or(Errno::BADF)?;
-        let stands_for =
-            |l: &&ListenerId| self.listeners.get(**l).is_some_and(|l| l.info.addr.family == address().family);
+        let stands_for = |l: &&ListenerId| self.listeners.get(**l).is_some_and(|l| l.unix.as_ref() == Some(&name));
         if let Some(known) = client.holds.iter().find(stands_for) {
             return Ok(*known);
         }
@@ -90,8 +96,7 @@ impl Shm {
         {
             return Err(Errno::MFILE);
         }
-        let new = self.listeners.add(Listening { cookie, netns, addr: address() }, uid);
-        self.listeners.hide_for_good(new);
+        let new = self.listeners.add_unix(Listening { cookie, netns, addr: address() }, uid, name);
         if let Some(l) = self.listeners.get_mut(new) {
             l.holders.insert(id);
             l.families.insert(family);
@@ -125,10 +130,15 @@ impl Shm {
         Ok((peer, by, there))
     }
 
+    fn judge_unix(&self, ctx: &mut Context, id: ConnId, listener: ListenerId, by: ConnId) -> Result<(), Errno> {
+        let name = self.listeners.get(listener).and_then(|l| l.unix.clone()).ok_or(Errno::NOENT)?;
+        self.judge_pair(ctx, id, listener, by, &Destination::Unix(&name))
+    }
+
     /// [`request::Meet`] of a Unix socket.
     pub fn meet_unix(&mut self, ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>) -> Answer<answer::Meet> {
         let (_, by, there) = self.offered_unix(ctx, id, fd)?;
-        self.judge_pair(ctx, id, there.listener, by, &destination())?;
+        self.judge_unix(ctx, id, there.listener, by)?;
         self.channel_to(ctx, id, there.listener, None).map(|(answer, fd)| (answer.into(), fd))
     }
 
@@ -148,7 +158,7 @@ impl Shm {
         if !ch.is_party(CLIENT, family) || ch.listener != there.listener {
             return Err(Errno::INVAL);
         }
-        match self.judge_pair(ctx, id, there.listener, by, &destination()) {
+        match self.judge_unix(ctx, id, there.listener, by) {
             Err(Errno::PERM | Errno::ACCESS) => return Err(Errno::XDEV),
             judged => judged?,
         }
@@ -160,9 +170,4 @@ impl Shm {
         self.hand_over(ctx, &msg, by, there.name)?;
         Ok(0)
     }
-}
-
-/// For the rules: no address of the network.
-fn destination() -> Destination {
-    Destination { ip: [0; 16], port: 0, netns: None }
 }

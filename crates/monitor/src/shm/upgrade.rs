@@ -9,7 +9,7 @@ use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
-use crate::policy::rules::Destination;
+use crate::policy::rules::{Destination, Inet};
 use crate::shm::listeners::Listeners;
 use crate::shm::offers::{End, Here};
 use crate::shm::state::Shm;
@@ -127,7 +127,7 @@ impl Shm {
             return Err(Errno::BUSY);
         }
         // It may be another of the fork group than those that were asked about for the channel.
-        ctx.may_pair(ctx.known_as(id)?, other, &destination_of(peer)).map_err(|_| Errno::XDEV)?;
+        ctx.may_pair(ctx.known_as(id)?, other, &Destination::Inet(destination_of(peer))).map_err(|_| Errno::XDEV)?;
         self.offers.take(&there);
         if let Some(ch) = self.channels.get_mut(channel) {
             ch.server_families.insert(other_family);
@@ -189,12 +189,12 @@ pub fn listener_at(all: &Listeners, of: &BTreeSet<ListenerId>, (netns, own, _): 
     of.iter().find(fits).copied()
 }
 
-pub fn destination_of(peer: SocketAddr) -> Destination {
+pub fn destination_of(peer: SocketAddr) -> Inet {
     let ip = match peer.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     };
-    Destination { ip, port: peer.port(), netns: None }
+    Inet { ip, port: peer.port(), netns: None }
 }
 
 #[cfg(test)]
