@@ -188,7 +188,7 @@ fmt:
 	@$(RUN) cargo fmt --all --check
 
 lint:
-	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
+	@$(RUN) cargo clippy --profile quick --workspace --all-targets --locked -- -D warnings
 	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/container/*.sh packaging/debian/* packaging/rpm/* scripts/*.sh tools/*.sh demo/*.sh tests/reports/cases/*.sh .ci/run; fi
 	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/reports/*.py tests/reports/cases/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py tests/musl/*.py
 
