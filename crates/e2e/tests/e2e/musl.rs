@@ -4,7 +4,7 @@
 use fsocket_e2e::native::{self, Echo};
 use fsocket_testkit::counters::Delta;
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{artifacts, find_program, stock_mode, Host, Proc};
+use fsocket_testkit::{artifacts, find_program, net, stock_mode, Host, Proc};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Place {
 
     #[track_caller]
     fn build(&self, libc: Libc, name: &str, flags: &[&str]) -> PathBuf {
-        let (source, to) = (format!("{name}.c"), format!("{name}-{libc:?}"));
+        let (source, to) = (format!("{name}.c"), format!("{}-{libc:?}", name.rsplit('/').next().unwrap_or(name)));
         match libc {
             Glibc => native::build(&self.host, &to, &[&source], flags),
             Musl => native::build_with(&self.musl, &self.host, &to, &[&source], flags),
@@ -84,6 +84,29 @@ fn both_libcs_in_all_pairs() {
         let (_, delta) = place.counted(&place.build(client, "echo", &[]), &["ask", &port, "8", "21"]);
         server.finish(Duration::from_secs(60)).success().says("ok");
         delta.assert_connected(8);
+    }
+}
+
+/// Round trips over a Unix socket, small and larger than its buffer: both ends of both connections go over.
+#[test]
+fn unix_sockets_in_all_pairs() {
+    let Some(place) = Place::new() else { return };
+    for (server, client) in MIXED {
+        let pair = |libc| place.build(libc, "../../../bench/unix/pair", &[]);
+        let path = place.host.path().join(format!("{server:?}-{client:?}")).display().to_string();
+        let before = place.host.snapshot();
+        let mut serves = place.host.start(Accel, "server", pair(server), &["serve", &path]);
+        let listens = || std::os::unix::net::UnixStream::connect(&path).is_ok();
+        net::wait_until(Duration::from_secs(60), listens).expect("it listens");
+        for what in [["rtt", &path, "8", "2000"], ["rtt", &path, "300000", "500"]] {
+            place.host.run(Accel, "client", 60, pair(client), &what).success();
+        }
+        serves.signal(libc::SIGTERM);
+        net::wait_until(Duration::from_secs(60), || !serves.running()).expect("it ends");
+        if !stock_mode() {
+            let delta = place.host.snapshot().since(&before);
+            assert!(delta.get("path_upgrade") == 4 && delta.get("hostile_peer") == 0, "{server:?} {delta}");
+        }
     }
 }
 
