@@ -116,7 +116,7 @@ impl Hosts {
             if found != 0 {
                 break;
             }
-            // SAFETY: as above.
+            // SAFETY: key and number are as large as the map's, and live during the call.
             let found = unsafe { libbpf::bpf_map_lookup_elem(map, next.as_ptr().cast(), (&raw mut number).cast()) };
             if found == 0 {
                 known.push((Ipv6Addr::from(next).to_canonical(), number));

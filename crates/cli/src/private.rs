@@ -111,7 +111,7 @@ impl Image {
             return Err(std::io::Error::last_os_error());
         }
         if first == 0 {
-            // SAFETY: as above; `_exit` and `execve` are the only ways out.
+            // SAFETY: this process has one thread; `_exit` and `execve` are the only ways out.
             unsafe {
                 libc::setsid();
                 if adopts {

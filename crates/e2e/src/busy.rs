@@ -114,7 +114,7 @@ pub struct Stopped {
 /// To a process of the test.
 #[track_caller]
 pub fn signal(pid: i32, signal: i32) {
-    // SAFETY: the caller's own process.
+    // SAFETY: no memory is involved; the process is of this test.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "process {pid}");
 }
 

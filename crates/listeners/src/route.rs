@@ -257,7 +257,7 @@ pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
     let first = &FIRST[fd.max(0) as usize % FIRST.len()];
     if fd >= 0 && first.fd.load(Ordering::Relaxed) == fd + 1 {
         first.fd.store(0, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: `addr` is readable for `len` bytes, and the kernel has read it.
         if let Some(dst) = unsafe { name::parse(addr, len) } {
             show(fd, &Addr { ip: name::destination(dst.ip), ..dst }, first.identity.load(Ordering::Relaxed));
         }

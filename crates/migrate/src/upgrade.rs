@@ -101,7 +101,7 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     let peer = if addr.is_null() || len.is_null() {
         peer_of(fd)
     } else {
-        // SAFETY: the caller's, who may have put it anywhere; an address that did not fit is no address.
+        // SAFETY: readable for what `len` says, which may lie anywhere; an address that did not fit is no address.
         unsafe { name::parse(addr, len.read_unaligned()) }
     };
     let Some(peer) = peer else { return };

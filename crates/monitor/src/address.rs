@@ -72,12 +72,12 @@ pub fn local_addresses() -> BTreeSet<[u8; 16]> {
         // that it names, aligned for it.
         let ip = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
-                // SAFETY: as above, AF_INET is a sockaddr_in.
+                // SAFETY: an address of AF_INET is a whole sockaddr_in.
                 let sin = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
                 Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes()).to_ipv6_mapped().octets()
             }
             libc::AF_INET6 => {
-                // SAFETY: as above, AF_INET6 is a sockaddr_in6.
+                // SAFETY: an address of AF_INET6 is a whole sockaddr_in6.
                 let sin6 = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
                 sin6.sin6_addr.s6_addr
             }

@@ -118,11 +118,11 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            // SAFETY: as above.
+            // SAFETY: the structure lives during the call.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
             let cut = matches!(receive(b.as_fd()), Received::Cut(m) if m.is::<request::Rest>());
             let next = matches!(receive(b.as_fd()), Received::Message(m, None) if m.is::<request::Settled>());
-            // SAFETY: as above.
+            // SAFETY: ends the child, and runs nothing of the parent's.
             unsafe { libc::_exit(i32::from(!cut) | i32::from(!next) << 1) };
         }
         let mut status = 0;

@@ -102,7 +102,7 @@ fn far(addr: IpAddr) {
                         let byte = unsafe { seen.base().add(i).read_volatile() };
                         byte == if written.contains(&i) { pattern(i - GIVEN.start) } else { UNTOUCHED }
                     });
-                    // SAFETY: as above.
+                    // SAFETY: the whole mapping; the writer waits for the answer.
                     unsafe { seen.base().write_bytes(UNTOUCHED, SIZE) };
                     answers.push_back([CHECKED, at, right.into(), 0, 0, 0, 0]);
                 }

@@ -42,7 +42,7 @@ pub fn give_credit(h: &Half) {
 pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) -> bool {
     debug_assert!(tiny(len));
     let off = offset_on_credit(h, &slot);
-    // SAFETY: the caller's; an offset in the ring. (The credit ends before the ring does, unless a
+    // SAFETY: an offset in the ring, and a tiny length. (The credit ends before the ring does, unless a
     // process of the fork group is hostile.)
     if !unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) } {
         return false;
@@ -58,7 +58,7 @@ pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, le
 #[inline(always)]
 pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) -> bool {
     debug_assert!(small(len));
-    // SAFETY: as above.
+    // SAFETY: an offset in the ring, and a small length, which the credit covers.
     if !unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) } {
         return false;
     }

@@ -76,7 +76,7 @@ pub unsafe trait Bytes: Copy {
     /// As `write`; `n` is [`tiny`], and `off` below the capacity.
     #[inline(always)]
     unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: `off` is below the capacity and `n` tiny, so the bytes end within the slack.
         if !unsafe { self.write(off + record::HDR as usize, src, n) } {
             return false;
         }
@@ -120,16 +120,16 @@ unsafe impl Bytes for Mapped {
     #[inline(always)]
     unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         debug_assert!(off + n <= RING_CAP + RING_SLACK);
-        // SAFETY: the caller's bounds, which the slack covers; application memory and the ring do not
+        // SAFETY: `off + n` ends within the slack; application memory and the ring do not
         // overlap (a concurrent write by a hostile peer only garbles its bytes).
         unsafe { uaccess::copy(src, self.0.add(off), n) }
     }
     #[inline(always)]
     unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) -> bool {
         debug_assert!(off.is_multiple_of(8) && off < RING_CAP && tiny(n));
-        // SAFETY: the caller's bounds, and the slack. The consumer reads the empty header only after it has
-        // seen the one before, so it need not be written as an atomic. Stores wait for the
-        // line to come from the consumer's cache: the fewer, the more messages wait at a time.
+        // SAFETY: `off` is in the ring, and a tiny record with its empty header ends within the slack. The consumer reads
+        // the empty header only after it has seen the one before, so it need not be written as an atomic. Stores wait for
+        // the line to come from the consumer's cache: the fewer, the more messages wait at a time.
         unsafe {
             let at = self.0.add(off);
             if !uaccess::tiny::<{ record::HDR as usize }>(src, at, n) {

@@ -522,12 +522,12 @@ unsafe impl Bytes for Watched<'_> {
         self.0.header(off)
     }
     unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: the arguments of `write`, for the ring inside.
         unsafe { self.0.write(off, src, n) }
     }
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         self.2.set(self.1.cons.head.load(Ordering::Relaxed));
-        // SAFETY: the caller's.
+        // SAFETY: the arguments of `read`, for the ring inside.
         unsafe { self.0.read(off, dst, n) }
     }
 }

@@ -72,7 +72,7 @@ mod tests {
         let at = |n: usize| page.wrapping_add(n) as *const c_char;
         assert!(is_string(at(PAGE - 4)) && is_string(c"text".as_ptr()));
         assert!(!is_string(at(PAGE)) && !is_string(core::ptr::null()) && !is_string(4096 as *const c_char));
-        // SAFETY: as above, without the end.
+        // SAFETY: the last byte of the first page.
         unsafe { page.add(PAGE - 1).write(b'd') };
         assert!(!is_string(at(PAGE - 4)), "a string without an end");
         let list = [c"a".as_ptr(), core::ptr::null()];

@@ -24,7 +24,7 @@ macro_rules! sc {
 /// As the call demands of its arguments.
 #[inline]
 pub unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the arguments are as this call demands; the assembly follows the kernel's convention.
     Errno::decode(unsafe { syscall6(n as usize, args) })
 }
 

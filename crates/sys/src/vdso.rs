@@ -23,7 +23,7 @@ const NAMES: [&[u8]; 2] = [b"__kernel_clock_gettime\0", b"__kernel_getcpu\0"];
 /// # Safety
 /// As the call demands of its arguments.
 unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the arguments are as this call demands; the assembly follows the kernel's convention.
     Errno::decode(unsafe { syscall6(n as usize, args) })
 }
 
@@ -108,7 +108,7 @@ const SYMBOL_SIZE: usize = 24;
 /// # Safety
 /// The image has one at that address.
 unsafe fn at<T: Copy>(address: usize) -> T {
-    // SAFETY: the caller's.
+    // SAFETY: the image has a `T` there, at any alignment.
     unsafe { (address as *const T).read_unaligned() }
 }
 
@@ -154,7 +154,7 @@ unsafe fn symbol(base: usize, name: &[u8]) -> Option<usize> {
 /// # Safety
 /// The table is whole.
 unsafe fn symbols_of_gnu_hash(table: usize) -> usize {
-    // SAFETY: the caller's; the format's offsets.
+    // SAFETY: the table is whole, and these are the offsets of its format.
     unsafe {
         let word = |i: usize| at::<u32>(table + i * 4) as usize;
         let (buckets, first, bloom) = (word(0), word(1), word(2));

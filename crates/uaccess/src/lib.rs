@@ -56,7 +56,8 @@ macro_rules! entry {
 #[inline(always)]
 pub unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's; of 9 to 16 bytes the two words overlap, and stay within them.
+    // SAFETY: `n` bytes at `src` and at `dst`, if there is memory; a fault there goes on at its entry. Of 9 to 16 bytes the two
+    // words overlap, and stay within them.
     unsafe {
         if n == 8 {
             asm!(
@@ -76,10 +77,10 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) -> bool {
     }
     #[cfg(target_arch = "x86_64")]
     if n > BY_STRING && (1..LINE).contains(&((dst as usize).wrapping_sub(src as usize) % PAGE)) {
-        // SAFETY: the caller's; longer than a line.
+        // SAFETY: the same `n` bytes, which are longer than a line.
         return unsafe { by_lines(src, dst, n) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the same `n` bytes, which do not overlap.
     unsafe { by_call(src, dst, n) }
 }
 
@@ -92,10 +93,10 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) -> bool {
 pub unsafe fn fetch(src: *const u8, dst: *mut u8, n: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
     if n > BY_STRING {
-        // SAFETY: the caller's; longer than a line.
+        // SAFETY: the same `n` bytes, which are longer than a line.
         return unsafe { by_lines(src, dst, n) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the same `n` bytes, and `n` is not 0.
     unsafe { copy(src, dst, n) }
 }
 
@@ -159,7 +160,7 @@ unsafe fn by_lines(src: *const u8, dst: *mut u8, n: usize) -> bool {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn ends<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> bool {
-    // SAFETY: the caller's; the two words overlap, and stay within the bytes.
+    // SAFETY: `n` is 9 to 16, so each of the two words lies within the bytes; a fault goes on at its entry.
     unsafe {
         asm!(
             "2: mov {t}, qword ptr [{src}]",
@@ -186,7 +187,8 @@ unsafe fn ends<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> bool 
 /// As [`copy`]; `dst` is ours, as far as is written, and aligned.
 #[inline(always)]
 pub unsafe fn tiny<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> bool {
-    // SAFETY: the caller's; SSE2 belongs to the architecture.
+    // SAFETY: `dst` is ours and aligned, with room up to `AT + 24`; a fault at `src` goes on at its entry. SSE2 belongs
+    // to the architecture.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         if n == 8 {
@@ -204,7 +206,7 @@ pub unsafe fn tiny<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> b
             return false;
         }
     }
-    // SAFETY: as above.
+    // SAFETY: `dst` is ours, with room up to `AT + 24`; `copy` bears a fault at `src`.
     #[cfg(not(target_arch = "x86_64"))]
     unsafe {
         if !copy(src, dst.add(AT), n) {
@@ -215,7 +217,7 @@ pub unsafe fn tiny<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> b
             return true;
         }
     }
-    // SAFETY: as above.
+    // SAFETY: `dst` is ours and aligned, with room up to `AT + 24`.
     unsafe { (dst.add(AT + 16) as *mut u64).write(0) };
     true
 }
@@ -225,8 +227,8 @@ unsafe fn by_call(src: *const u8, dst: *mut u8, n: usize) -> bool {
     let f = MEMCPY.load(Ordering::Relaxed);
     let r: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's; `f` is a function of that type. An entry without a place to go on is a
-    // return address.
+    // SAFETY: `f` is a `memcpy`, and gets `n` bytes that do not overlap; a fault goes on at an entry. One without a
+    // place to go on is a return address.
     unsafe {
         asm!(
             "call {f}",
@@ -242,7 +244,7 @@ unsafe fn by_call(src: *const u8, dst: *mut u8, n: usize) -> bool {
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
+    // SAFETY: `f` is a `memcpy`, and gets `n` bytes that do not overlap; a fault goes on at an entry.
     unsafe {
         asm!(
             "blr {f}",
@@ -271,7 +273,7 @@ pub unsafe fn readable(p: *const u8, n: usize) -> bool {
     let Some(last) = (p as usize).checked_add(n - 1) else { return false };
     // (The second page begins behind the last byte of all, if there is no second one.)
     let more = (p as usize | (PAGE - 1)).saturating_add(1);
-    // SAFETY: the caller's.
+    // SAFETY: `byte` bears an address at which there is nothing, and none of these is a device's.
     unsafe { byte(p) && (more..=last).step_by(PAGE).all(|at| byte(at as *const u8)) }
 }
 
@@ -279,7 +281,7 @@ pub unsafe fn readable(p: *const u8, n: usize) -> bool {
 #[inline(always)]
 unsafe fn byte(p: *const u8) -> bool {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's.
+    // SAFETY: one byte is read, of no device; a fault goes on at its entry.
     unsafe {
         asm!(
             "2: cmp byte ptr [{p}], 0",
@@ -291,7 +293,7 @@ unsafe fn byte(p: *const u8) -> bool {
         true
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's, and a byte of ours.
+    // SAFETY: one byte is read, of no device, into one of ours.
     unsafe {
         let mut b = 0u8;
         by_call(p, &raw mut b, 1)

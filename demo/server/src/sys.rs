@@ -216,7 +216,7 @@ pub fn raise_descriptor_limit() {
 
 /// `Some(pid)` in the parent, `None` in the child, which dies with its parent.
 pub fn fork() -> Result<Option<libc::pid_t>> {
-    // SAFETY: the caller has one thread.
+    // SAFETY: one thread has begun when this is called, so the child may go on as it is.
     let pid = check(unsafe { libc::fork() })?;
     if pid == 0 {
         // SAFETY: a plain system call.
@@ -274,7 +274,7 @@ pub fn on_signal(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
 
 /// To the background, in the parent's directory, with its outputs.
 pub fn daemonize() -> Result<()> {
-    // SAFETY: the caller has one thread.
+    // SAFETY: one thread has begun when this is called.
     check(unsafe { libc::daemon(1, 1) })?;
     Ok(())
 }

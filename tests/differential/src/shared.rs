@@ -152,7 +152,7 @@ impl Slot {
     /// Only for whom the state says it belongs to, and one reference at a time.
     #[allow(clippy::mut_from_ref)] // the state is the lock
     pub unsafe fn data(&self) -> &mut [u8; DATA] {
-        // SAFETY: the caller's.
+        // SAFETY: the state says that it is this process's, and there is one reference at a time.
         unsafe { &mut *self.data.get() }
     }
     pub fn forget(&self) {

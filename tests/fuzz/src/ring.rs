@@ -82,7 +82,7 @@ unsafe impl Bytes for Watched<'_> {
     }
     unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         assert!(off <= RING_CAP && n <= RING_CAP - off, "{n} bytes written at {off}");
-        // SAFETY: the caller's source; asserted bounds.
+        // SAFETY: `n` bytes of the fuzzer's at `src`; asserted bounds.
         unsafe { self.0.mem.add(off).copy_from(src, n) };
         self.0.writes();
         true
@@ -90,7 +90,7 @@ unsafe impl Bytes for Watched<'_> {
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         assert!(off <= RING_CAP && n <= RING_CAP - off, "{n} bytes read at {off}");
         self.0.writes();
-        // SAFETY: the caller's destination; asserted bounds.
+        // SAFETY: `n` bytes of the fuzzer's at `dst`; asserted bounds.
         unsafe { dst.copy_from(self.0.mem.add(off), n) };
         true
     }

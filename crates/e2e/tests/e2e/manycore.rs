@@ -156,7 +156,7 @@ fn others_serve_what_comes_to_a_worker_that_stands_still() {
     plan.timeout = Duration::from_secs(60);
     let requests = EACH * cpus as u64 / plan.concurrency as u64;
     let outcome = Load::start(&plan, Some(&chain.client), Some(requests)).finish();
-    // SAFETY: as above.
+    // SAFETY: no memory is involved.
     unsafe { libc::kill(workers[cpus / 2], libc::SIGCONT) };
     assert_eq!(outcome.failures(), 0, "{outcome:?}");
     let delta = host.snapshot().since(&before);

@@ -16,7 +16,7 @@ pub(super) fn own_of(fd: i32) -> Option<Addr> {
 pub(super) fn peer_of(fd: i32) -> Option<Addr> {
     let mut b = [0u8; 28];
     let n = sys::getpeername(fd, &mut b).ok()?;
-    // SAFETY: as above.
+    // SAFETY: the buffer is as long as said.
     unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
 }
 

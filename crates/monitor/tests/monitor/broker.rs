@@ -242,7 +242,7 @@ fn with_number(pid: u32) -> Option<u32> {
     // SAFETY: without CLONE_VM it is a fork; the child makes system calls only.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
         0 => loop {
-            // SAFETY: as above.
+            // SAFETY: no memory is involved.
             unsafe { libc::pause() };
         },
         made => u32::try_from(made).ok().filter(|made| *made == pid),

@@ -51,7 +51,7 @@ pub fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) }, 0);
         }
     }
-    // SAFETY: as above. With the user other than root no capability is in effect.
+    // SAFETY: no memory is involved; the raw call changes this thread alone. With the user other than root no capability is in effect.
     assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) }, 0);
     let _back = Back;
     work()

@@ -29,7 +29,7 @@ unsafe impl Bytes for Words<'_> {
     }
     unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         assert!(off % 8 == 0 && off + n <= RING_CAP);
-        // SAFETY: the caller's n bytes.
+        // SAFETY: `write` is given `n` bytes at `src`.
         let src = unsafe { core::slice::from_raw_parts(src, n) };
         for (i, piece) in src.chunks(8).enumerate() {
             let mut w = [0; 8];
@@ -40,7 +40,7 @@ unsafe impl Bytes for Words<'_> {
     }
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         assert!(off + n <= RING_CAP);
-        // SAFETY: the caller's n bytes.
+        // SAFETY: `read` is given `n` bytes at `dst`, which nobody else has.
         let dst = unsafe { core::slice::from_raw_parts_mut(dst, n) };
         let (mut at, mut got) = (off, 0);
         while got < n {

@@ -46,7 +46,7 @@ impl Chan {
     pub(super) unsafe fn unmap_all(&self) {
         self.segments.close(|n, at| {
             let overlap = if n == 0 { 0 } else { OVERLAP };
-            // SAFETY: the caller's; mapped so.
+            // SAFETY: the mapping of this segment, with the page that it shares with the one before; nobody uses the channel any more.
             unsafe { space::retire((at - overlap) as *mut u8, length(n)) };
         });
     }

@@ -108,7 +108,7 @@ fn move_and_come_back(receive: &Receive, steered: bool) {
         last = groups(&host);
         last.0 == 0
     });
-    // SAFETY: as above.
+    // SAFETY: a signal to a process of this test.
     unsafe { libc::kill(victim, libc::SIGCONT) };
     away.unwrap_or_else(|e| panic!("{last:?}: {e}"));
     assert!(last.1 >= 2048, "{last:?}");

@@ -62,7 +62,7 @@ pub(super) unsafe fn child(s: &Slot, fd: c_int, n: usize, kind: i64) -> i64 {
 }
 
 unsafe fn spawn(fd: c_int, path: *const c_char, argv: &[*const c_char], env: &[*const c_char]) -> libc::pid_t {
-    // SAFETY: the caller's.
+    // SAFETY: the strings and both lists end with null and live during the call; the rest is ours.
     unsafe {
         let mut actions = std::mem::zeroed();
         libc::posix_spawn_file_actions_init(&mut actions);
@@ -82,7 +82,7 @@ unsafe fn spawn(fd: c_int, path: *const c_char, argv: &[*const c_char], env: &[*
 
 /// In the child.
 unsafe fn run(fd: c_int, n: usize, kind: i64, path: *const c_char, argv: &[*const c_char], env: &[*const c_char]) -> ! {
-    // SAFETY: the caller's; a buffer of ours.
+    // SAFETY: the strings and both lists end with null; the child has this one thread, and a buffer of ours.
     unsafe {
         if libc::dup2(fd, 0) != 0 || libc::dup2(fd, 1) != 1 {
             libc::_exit(101);

@@ -76,7 +76,7 @@ pub(super) unsafe fn touch(fd: c_int, what: i64) -> i64 {
 
 /// Flags, owner (set or not), signal, mode, port (set or not), error of `getpeername`, mark.
 pub(super) unsafe fn attributes(s: &Slot, fd: c_int) -> i64 {
-    // SAFETY: as above; the buffers are ours.
+    // SAFETY: calls on a descriptor; the buffers are ours.
     unsafe {
         let mut st: libc::stat = zeroed();
         if libc::fstat(fd, &mut st) < 0 {
