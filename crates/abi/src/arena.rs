@@ -4,7 +4,8 @@
 //!
 //! Long: one layout, and the list of all counters.
 
-use fsocket_sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8};
+use crate::sock::Sock;
+use fsocket_sync::atomic::{AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::news::News;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
@@ -247,65 +248,6 @@ pub mod zone_accept {
     pub const NAMES: [&str; 4] = ["local", "global", "remote", "stolen"];
 }
 
-/// Socket states, [`Sock::state`].
-pub mod sock_state {
-    pub const FREE: u32 = 0;
-    pub const OPEN: u32 = 1;
-    /// Its last holder is ending the connection.
-    pub const CLOSING: u32 = 2;
-}
-
-/// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for
-/// who was killed as the library would have.
-pub const LINGER_ON: usize = 22;
-pub const LINGER_SECS: usize = 23;
-
-/// Processes that may hold one socket and be found after a crash.
-pub const HOLDERS: usize = 7;
-
-/// One connection as a fork group sees it. Line by line grouped by use.
-#[repr(C, align(64))]
-pub struct Sock {
-    pub state: AtomicU32,
-    pub flags: crate::flags::Flags,
-    /// Channel id and slot: where it lives.
-    pub channel: AtomicU32,
-    pub slot: AtomicU32,
-    /// [`crate::channel::CLIENT`] or [`crate::channel::SERVER`].
-    pub side: AtomicU32,
-    /// Pending SO_ERROR.
-    pub err: AtomicI32,
-    pub family: AtomicU16,
-    pub local_port: AtomicU16,
-    pub peer_port: AtomicU16,
-    _pad: u16,
-    /// Local and peer address, 16 bytes each, IPv4 as v4-mapped.
-    pub local: [AtomicU8; 16],
-    pub peer: [AtomicU8; 16],
-    /// Nonces of the processes that have a descriptor for it. Slot 0.. in any
-    /// order; 0 is empty. The last one to leave closes the connection.
-    pub holders: [AtomicU64; HOLDERS],
-    /// Processes beyond `HOLDERS`; they are only counted.
-    pub extra_holders: AtomicU32,
-    /// Counts sends that found no space: each entitles whoever waits for
-    /// EPOLLOUT to one more edge.
-    pub tx_blocked: AtomicU32,
-    /// SO_RCVTIMEO / SO_SNDTIMEO, nanoseconds; 0: none.
-    pub rcvtimeo: AtomicU64,
-    pub sndtimeo: AtomicU64,
-    /// Values of recorded integer options; indices belong to the library.
-    pub opt: [AtomicI32; 24],
-    /// Counts what is an edge for whoever waits although no state has changed: a
-    /// shutdown of what is shut down.
-    pub edges: AtomicU32,
-    _pad2: u32,
-    /// SO_COOKIE of the placeholder, written before an `exec`: whoever has that
-    /// socket afterwards has the connection.
-    pub placeholder: AtomicU64,
-    pub tx: Half,
-    pub rx: Half,
-}
-
 /// Token and positions of one direction, touched by its owner only.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
@@ -368,12 +310,9 @@ impl fsocket_sync::token::Words for Half {
 
 #[cfg(not(loom))]
 const _: () = {
-    use core::mem::{offset_of, size_of};
+    use core::mem::size_of;
     assert!(size_of::<Header>() <= STATS_OFF);
     assert!(size_of::<Half>() == 128);
-    assert!(offset_of!(Sock, holders) == 64);
-    assert!(offset_of!(Sock, tx) == 256 && offset_of!(Sock, rx) == 384);
-    assert!(size_of::<Sock>() == 512);
     assert!(COUNTERS.len() <= 64);
     assert!(size_of::<Stats>() <= 4096);
 };

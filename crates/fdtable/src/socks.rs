@@ -3,7 +3,8 @@
 use crate::arena::{header, note, ARENA, FAILED, FREE, KEPT, LOCK, MAPPED};
 use crate::{ctl, process, space, stats};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{sock_state, Header, Sock, Stats, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF, STATS_OFF};
+use fsocket_abi::arena::{Header, Stats, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF, STATS_OFF};
+use fsocket_abi::sock::Sock;
 use fsocket_proto::request;
 use fsocket_sys as sys;
 
@@ -114,10 +115,7 @@ pub fn alloc_sock() -> Option<&'static Sock> {
     }
     let claim = |i: u32| {
         let s = sock_at(base, i);
-        s.state
-            .compare_exchange(sock_state::FREE, sock_state::OPEN, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-            .then_some(s)
+        s.claim().then_some(s)
     };
     while f.n > 0 {
         f.n -= 1;
@@ -145,7 +143,7 @@ pub fn alloc_sock() -> Option<&'static Sock> {
 
 /// Give a socket back; the caller was its last holder.
 pub fn free_sock(s: &Sock) {
-    s.state.store(sock_state::FREE, Ordering::Release);
+    s.free();
     let base = ARENA.load(Ordering::Acquire) as usize;
     let first = base + SOCK_OFF;
     let at = s as *const Sock as usize;
@@ -161,23 +159,10 @@ pub fn free_sock(s: &Sock) {
     }
 }
 
-/// Have several processes of the fork group it?
-pub fn is_shared(s: &Sock) -> bool {
-    let holders = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count();
-    holders > 1 || s.extra_holders.load(Ordering::Relaxed) != 0
-}
-
 /// This process no longer holds a socket. True: nobody does.
 pub fn let_go(s: &Sock) -> bool {
-    let me = process::nonce();
-    for h in &s.holders {
-        if h.load(Ordering::Acquire) == me {
-            h.store(0, Ordering::SeqCst);
-        }
-    }
-    // SeqCst: of two processes that let go at once, at least one sees that
-    // nobody is left.
-    s.extra_holders.load(Ordering::SeqCst) == 0 && s.holders.iter().all(|h| h.load(Ordering::SeqCst) == 0)
+    s.remove_holder(process::nonce());
+    !s.is_held()
 }
 
 fn announce(memfd: i32) -> bool {

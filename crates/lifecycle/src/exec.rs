@@ -262,19 +262,16 @@ fn bequeath(to: &Actions) -> Option<(i32, u64)> {
 }
 
 fn left_to(d: &Desc, nonce: u64) -> bool {
-    d.sock().holders.iter().any(|h| h.load(Ordering::Relaxed) == nonce)
+    d.sock().is_held_by(nonce)
 }
 
 fn leave_conn(d: &'static Desc, nonce: u64) {
     let Some(cookie) = table::fd_of(d).and_then(successor::cookie) else { return };
     let s = d.sock();
-    s.placeholder.store(cookie, Ordering::Relaxed);
+    s.set_placeholder(cookie);
     // The placeholder is a kernel socket of two programs from here on.
     d.placeholder().mark_changed();
-    let free = |h: &&fsocket_sync::atomic::AtomicU64| {
-        h.load(Ordering::Relaxed) == 0 && h.compare_exchange(0, nonce, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    };
-    let _ = s.holders.iter().find(free);
+    let _ = s.add_holder(nonce);
 }
 
 impl Next {
@@ -295,9 +292,7 @@ impl Next {
         }
         let Some((fd, nonce)) = self.successor else { return };
         for d in descs().filter(|d| d.is_conn()) {
-            for h in &d.sock().holders {
-                let _ = h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed);
-            }
+            d.sock().remove_holder(nonce);
         }
         // The monitor sees its end closed, and takes the listeners back.
         done_with(fd);

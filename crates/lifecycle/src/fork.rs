@@ -83,11 +83,8 @@ fn prepare_all() {
         d.forget_owners();
         peers::expect(d);
         let s = d.sock();
-        let free = s.holders.iter().find(|h| {
-            h.load(Ordering::Relaxed) == 0 && h.compare_exchange(0, nonce, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        });
-        if free.is_none() {
-            s.extra_holders.fetch_add(1, Ordering::AcqRel);
+        if !s.add_holder(nonce) {
+            s.add_extra_holder();
         }
     }
     // Without another thread nobody is in the middle of what these locks guard, and each of them

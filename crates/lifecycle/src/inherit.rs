@@ -5,8 +5,9 @@ use crate::table::{self, Desc, Kind};
 use crate::values;
 use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, unhooked, zone};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{sock_state, Header, Reason, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
+use fsocket_abi::arena::{Header, Reason, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
+use fsocket_abi::sock::{Place, Sock};
 use fsocket_proto::values::{Side, Unpublishing};
 use fsocket_proto::{answer, request};
 use fsocket_sys as sys;
@@ -45,7 +46,7 @@ fn take_over_all(successor: bool) {
     let (mut listens, mut unhooked_epoll, mut undecided) = (false, false, false);
     each_descriptor(|fd| match what(fd) {
         What::Unix if successor => {
-            let is_it = |c| conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c);
+            let is_it = |c| conns().find(|s| s.placeholder() == c);
             if let Some(s) = crate::successor::cookie(fd).and_then(is_it) {
                 conn(fd, libc::AF_UNIX as u32, s);
             }
@@ -56,7 +57,7 @@ fn take_over_all(successor: bool) {
             unhooked::found(fd);
         }
         What::Unconnected(family) => {
-            let left = |c| conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c);
+            let left = |c| conns().find(|s| s.placeholder() == c);
             match successor.then(|| crate::successor::cookie(fd)).flatten().and_then(left) {
                 Some(s) => conn(fd, family, s),
                 None => undecided = true,
@@ -156,8 +157,7 @@ fn socks(base: &*mut u8) -> impl Iterator<Item = &'static Sock> {
 }
 
 fn is_mine(s: &Sock) -> bool {
-    let me = process::nonce();
-    s.state.load(Ordering::Acquire) == sock_state::OPEN && s.holders.iter().any(|h| h.load(Ordering::Relaxed) == me)
+    s.is_open() && s.is_held_by(process::nonce())
 }
 
 /// `fd` is the placeholder of a connection.
@@ -180,8 +180,7 @@ fn conn(fd: i32, family: u32, s: &'static Sock) {
 
 /// A description for a connection that lives in memory we have not mapped yet.
 fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
-    let (id, slot) = (s.channel.load(Ordering::Relaxed), s.slot.load(Ordering::Relaxed) as usize);
-    let side = s.side.load(Ordering::Relaxed) as usize;
+    let Place { channel: id, slot, side } = s.place();
     if slot >= SLOTS || !matches!(side, CLIENT | SERVER) {
         return None;
     }
@@ -196,7 +195,7 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
     })?;
     let rings = c.rings(slot).ok()?;
     let d = table::alloc(Kind::Fresh)?;
-    d.set_family(s.family.load(Ordering::Relaxed) as u32);
+    d.set_family(s.family() as u32);
     d.placeholder().set_family(family);
     d.placeholder().mark_changed();
     let (tx, rx) = (rings.get(side), rings.get(1 - side));

@@ -7,7 +7,7 @@
 use crate::cow::Sparing;
 use crate::signals::Held;
 use crate::table::{self, Desc};
-use crate::{ctl, epoll, listen, path, process, socks, upgrade};
+use crate::{ctl, epoll, listen, path, process, upgrade};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Connections are to be switched, where nothing is locked.
@@ -50,7 +50,7 @@ fn to_kernel() {
 
 /// A connection has become the kernel's, and may come back.
 pub fn kernel_for_now(d: &'static Desc) -> Option<&'static Desc> {
-    if socks::is_shared(d.sock()) {
+    if d.sock().is_shared() {
         return None;
     }
     let next = upgrade::candidate(d)?;

@@ -8,7 +8,7 @@
 
 use crate::chan;
 use crate::table::{self, Desc, Kind};
-use crate::{close, epoll, inherit, listen, musl, path, pool, socks, upgrade};
+use crate::{close, epoll, inherit, listen, musl, path, pool, upgrade};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_proto::values::{Passing, Unpublishing};
@@ -36,7 +36,7 @@ pub fn passed(fd: i32) -> bool {
 /// the kernel, and go over to shared memory where they are served.
 fn share_connection(fd: i32, d: &'static Desc) -> bool {
     let is_watched = d.has_items();
-    let shared = socks::is_shared(d.sock());
+    let shared = d.sock().is_shared();
     if d.is_server() {
         if let Some(c) = chan::of(d) {
             listen::unpublish_id(c.listener.load(Ordering::Relaxed), Unpublishing::ForGood);

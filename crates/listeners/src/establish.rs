@@ -6,9 +6,9 @@ use crate::table::Desc;
 use crate::values;
 use crate::{kept, name, peers, process, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Sock;
 use fsocket_abi::channel::{sharing, slot_state, CLIENT, TO_CLIENT, TO_SERVER};
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::sock::{Place, Sock};
 use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
 
@@ -98,30 +98,15 @@ impl<'a> End<'a> {
 pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     let nonblock = FlagSet::NONBLOCK.when(d.unconnected().nonblock());
     sock.flags.begin(nonblock.or(FlagSet::ACROSS.when(e.across)));
-    sock.channel.store(e.chan.id.load(Ordering::Relaxed), Ordering::Relaxed);
-    sock.slot.store(e.slot as u32, Ordering::Relaxed);
-    sock.side.store(e.side as u32, Ordering::Relaxed);
-    sock.err.store(0, Ordering::Relaxed);
-    sock.family.store(e.family, Ordering::Relaxed);
+    sock.begin(Place { channel: e.chan.id.load(Ordering::Relaxed), slot: e.slot, side: e.side });
     let client = (e.src, e.client_port);
     let server = (e.dst, e.server_port);
     let (local, peer) = if e.side == CLIENT { (client, server) } else { (server, client) };
-    name::store(&sock.local, &local.0);
-    name::store(&sock.peer, &peer.0);
-    sock.local_port.store(local.1, Ordering::Relaxed);
-    sock.peer_port.store(peer.1, Ordering::Relaxed);
-    for (o, v) in sock.opt.iter().zip(d.options().values()) {
-        o.store(v, Ordering::Relaxed);
-    }
-    sock.rcvtimeo.store(d.options().receive_timeout(), Ordering::Relaxed);
-    sock.sndtimeo.store(d.options().send_timeout(), Ordering::Relaxed);
-    for h in &sock.holders {
-        h.store(0, Ordering::Relaxed);
-    }
-    sock.extra_holders.store(0, Ordering::Relaxed);
-    sock.tx_blocked.store(0, Ordering::Relaxed);
-    sock.edges.store(0, Ordering::Relaxed);
-    sock.holders[0].store(process::nonce(), Ordering::Release);
+    sock.set_names(e.family, &local, &peer);
+    sock.set_options(d.options().values());
+    sock.set_receive_timeout(d.options().receive_timeout());
+    sock.set_send_timeout(d.options().send_timeout());
+    sock.add_holder(process::nonce());
     for h in [&sock.tx, &sock.rx] {
         init_half(h);
         token::reset(h);

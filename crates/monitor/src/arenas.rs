@@ -5,9 +5,9 @@ use crate::lifeline::Lifeline;
 use crate::memory::{FileId, Mapping};
 use crate::{ConnId, FamilyId, Rights};
 use fsocket_abi::arena::{
-    sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, NEWS, SOCKS, SOCK_OFF, STATS_OFF,
-    ZONES, ZONE_OFF,
+    Counter, Header, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, NEWS, SOCKS, SOCK_OFF, STATS_OFF, ZONES, ZONE_OFF,
 };
+use fsocket_abi::sock::Sock;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sync::news::News;
 use rustix::fs::{SealFlags, SeekFrom};
@@ -99,7 +99,7 @@ impl ArenaMem {
     }
 
     pub fn is_open(sock: &Sock) -> bool {
-        sock.state.load(Ordering::Acquire) != sock_state::FREE
+        !sock.is_free()
     }
 
     /// Every socket that is in use; never more than there is room for.
@@ -292,7 +292,7 @@ mod tests {
         map.at::<AtomicU32>(offset_of!(Header, high_water)).store(u32::MAX, Ordering::Relaxed);
         let mem = ArenaMem::open(ForeignFd::new(fd, 0)).unwrap();
         for i in [3, 4, 40_000, SOCKS - 1] {
-            mem.sock(i).state.store(sock_state::OPEN, Ordering::Relaxed);
+            assert!(mem.sock(i).claim());
         }
         let before = mem.resident();
         let open: Vec<_> = mem.open_socks().map(|s| s as *const Sock).collect();

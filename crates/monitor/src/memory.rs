@@ -26,7 +26,7 @@ unsafe impl Shared for AtomicU64 {}
 // SAFETY: an atomic.
 unsafe impl Shared for News {}
 // SAFETY: atomics and padding that nobody reads.
-unsafe impl Shared for arena::Sock {}
+unsafe impl Shared for fsocket_abi::sock::Sock {}
 // SAFETY: only atomics.
 unsafe impl Shared for arena::Stats {}
 // SAFETY: only atomics.

@@ -10,12 +10,13 @@ use crate::shm::Shm;
 use crate::zones::Zones;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::zone_accept::NAMES;
-use fsocket_abi::arena::{Sock, COUNTERS};
+use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::sock::{Name, Place, Sock};
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
-use fsocket_sync::atomic::{AtomicU8, Ordering};
+use fsocket_sync::atomic::Ordering;
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -106,10 +107,11 @@ struct End {
 
 impl End {
     fn read(sock: &Sock) -> Option<End> {
+        let Place { channel, slot, side } = sock.place();
         let end = End {
-            channel: sock.channel.load(Ordering::Relaxed),
-            slot: sock.slot.load(Ordering::Relaxed) as usize,
-            side: sock.side.load(Ordering::Relaxed) as usize,
+            channel,
+            slot,
+            side,
             sent: sock.tx.bytes.load(Ordering::Relaxed),
             received: sock.rx.bytes.load(Ordering::Relaxed),
         };
@@ -311,21 +313,15 @@ impl Sources<'_> {
                 None if channel.is_some_and(|ch| waits(ch, end.slot)) => (0, end.sent),
                 None => (0, 0),
             };
-            let family = sock.family.load(Ordering::Relaxed);
-            let show = |ip: &[AtomicU8; 16], port| {
-                let ip = std::array::from_fn(|i| ip[i].load(Ordering::Relaxed));
-                address::show(&Addr { ip, port, family, v6only: 0 })
-            };
+            let family = sock.family();
+            let show = |(ip, port): Name| address::show(&Addr { ip, port, family, v6only: 0 });
             let unix = channel.and_then(|ch| self.shm.listeners.get(ch.listener)?.unix.as_deref());
             let (local, peer) = match unix {
                 Some(name) if end.side == SERVER => (name.to_owned(), "*".to_owned()),
                 Some(name) => ("*".to_owned(), name.to_owned()),
                 // Those that accepted it have all gone.
                 None if i32::from(family) == libc::AF_UNIX => ("*".to_owned(), "*".to_owned()),
-                None => (
-                    show(&sock.local, sock.local_port.load(Ordering::Relaxed)),
-                    show(&sock.peer, sock.peer_port.load(Ordering::Relaxed)),
-                ),
+                None => (show(sock.local()), show(sock.peer())),
             };
             Some(Connection {
                 state: state(channel, &end).into(),
@@ -333,7 +329,7 @@ impl Sources<'_> {
                 send_q,
                 local,
                 peer,
-                pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
+                pids: sock.holders().filter_map(|h| pids.get(&h).copied()).collect(),
                 comm: comm.clone(),
                 path: "shm".into(),
                 across_namespaces: !by_agents

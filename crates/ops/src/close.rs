@@ -11,7 +11,7 @@ use crate::{
     trim, unhooked, zone, Cause, Outcome,
 };
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{sock_state, Counter, Reason};
+use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
 use fsocket_proto::Addr;
@@ -136,8 +136,7 @@ fn release_conn(d: &'static Desc) {
     }
     peers::leave(d);
     // The state decides which of two that let go at once ends the connection.
-    let last = socks::let_go(s)
-        && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let last = socks::let_go(s) && s.begin_close();
     match last {
         // While we were on our way here another process of the fork group has switched the path, and is through.
         true if stage::of(d) == Path::Pending && s.flags.look().has_left() => path::gone(d),
@@ -172,7 +171,7 @@ pub fn dissolve(d: &'static Desc) {
 /// The program disconnects the socket (`connect` to AF_UNSPEC): the other side is reset. False: only the kernel can
 /// do that, once the connection is its.
 pub fn disconnect(d: &'static Desc) -> bool {
-    let alone = stage::of(d) == Path::Shm && !socks::is_shared(d.sock());
+    let alone = stage::of(d) == Path::Shm && !d.sock().is_shared();
     let Some(fd) = table::fd_of(d).filter(|_| alone) else { return false };
     let bound_to = listener_of(d).filter(|l| !name::is_any(&l.ip));
     let over = crate::ready::over(d);
@@ -208,7 +207,7 @@ fn as_disconnected(fd: i32, bound_to: Option<Addr>) {
 fn part(d: &'static Desc, reset: bool) {
     let s = d.sock();
     let _hold = conn::Hold::on(d);
-    if socks::is_shared(s) {
+    if s.is_shared() {
         return path::restart(d);
     }
     if let Some(fd) = table::fd_of(d) {
@@ -218,8 +217,8 @@ fn part(d: &'static Desc, reset: bool) {
         }
     }
     if reset {
-        s.opt[fsocket_abi::arena::LINGER_ON].store(1, Ordering::Relaxed);
-        s.opt[fsocket_abi::arena::LINGER_SECS].store(0, Ordering::Relaxed);
+        s.set_option(fsocket_abi::sock::LINGER_ON, 1);
+        s.set_option(fsocket_abi::sock::LINGER_SECS, 0);
     }
     release_conn(d);
     epoll::migrated_to_kernel(d, None);
@@ -235,9 +234,8 @@ fn finish(d: &'static Desc, alone: bool) -> bool {
     let s = d.sock();
     let (r, rx, h) = d.rx();
     // (A Unix socket never lingers.)
-    let linger0 = !d.is_unix()
-        && s.opt[fsocket_abi::arena::LINGER_ON].load(Ordering::Relaxed) != 0
-        && s.opt[fsocket_abi::arena::LINGER_SECS].load(Ordering::Relaxed) == 0;
+    let linger0 =
+        !d.is_unix() && s.option(fsocket_abi::sock::LINGER_ON) != 0 && s.option(fsocket_abi::sock::LINGER_SECS) == 0;
     let unread = ring::readable(r, rx, h) && !s.flags.get().is_poisoned();
     path::close_draining(d, true, unread || linger0);
     let before = d.tx().1.prod.status.load(Ordering::Relaxed);
@@ -314,7 +312,7 @@ fn shut_in_rings(d: &'static Desc, how: i32) -> Result<()> {
     if !(0..=2).contains(&how) {
         return Err(Errno::EINVAL);
     }
-    s.edges.fetch_add(1, Ordering::Relaxed);
+    s.note_edge();
     if crate::ready::over(d) {
         // An event for whoever waits on it all the same.
         s.flags.set(SHUT[how as usize]);

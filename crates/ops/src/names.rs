@@ -1,11 +1,10 @@
 //! `getsockname` and `getpeername` of connections.
 
-use crate::name::{give, load};
+use crate::name::give;
 use crate::ready;
 use crate::stage::{self, Path};
 use crate::table::Desc;
 use crate::user;
-use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// `getsockname` of a connection.
@@ -13,9 +12,9 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// As [`give`].
 pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
-    let s = d.sock();
+    let (ip, port) = d.sock().local();
     // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
-    unsafe { give(&load(&s.local), s.local_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+    unsafe { give(&ip, port, d.sock().family(), out, len) }
 }
 
 /// `getpeername` of a connection; ENOTCONN once it is reset, as in the kernel.
@@ -23,12 +22,12 @@ pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result
 /// # Safety
 /// As [`give`].
 pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
-    let s = d.sock();
     if ready::over(d) || is_over_below(d) {
         return Err(Errno::ENOTCONN);
     }
+    let (ip, port) = d.sock().peer();
     // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
-    unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+    unsafe { give(&ip, port, d.sock().family(), out, len) }
 }
 
 /// The name of a Unix connection's peer, which a receive gives as the sender. A peer without a name is nobody.

@@ -17,7 +17,6 @@ use crate::kept;
 use crate::stage;
 use crate::table::{Desc, Kind};
 use crate::{ready, user, Cause, Outcome};
-use core::sync::atomic::Ordering;
 use fsocket_abi::channel::sharing;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -28,7 +27,7 @@ use crate::values::{set_value, size_lowat};
 use effect::Effect;
 pub use extra::sends;
 pub use flags::{fcntl, ioctl, is_kernels, nonblock_from_below, survives};
-use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
+use fsocket_abi::sock::{LINGER_ON, LINGER_SECS};
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
@@ -139,7 +138,7 @@ fn set_buffer(fd: i32, d: &'static Desc, (level, name): (i32, i32), i: usize, va
         size_lowat(d);
         // What is there may be enough now, or the end is.
         if crate::ready::wanted(d) {
-            d.sock().edges.fetch_add(1, Ordering::Relaxed);
+            d.sock().note_edge();
         }
     }
     // A larger one may be room for a sender that waits.
@@ -216,8 +215,8 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
             };
             let receive = matches!(name, libc::SO_RCVTIMEO | RCVTIMEO_NEW);
             match (d.is_conn(), receive) {
-                (true, true) => d.sock().rcvtimeo.store(ns, Ordering::Relaxed),
-                (true, false) => d.sock().sndtimeo.store(ns, Ordering::Relaxed),
+                (true, true) => d.sock().set_receive_timeout(ns),
+                (true, false) => d.sock().set_send_timeout(ns),
                 (false, true) => d.options().set_receive_timeout(ns),
                 (false, false) => d.options().set_send_timeout(ns),
             }
@@ -327,14 +326,14 @@ pub unsafe fn get(
     match (level, name) {
         fsocket_proto::agent::SOCKOPT => put(&answer::place(d)),
         (S, libc::SO_ERROR) => int(ready::take_error(d)),
-        (S, libc::SO_DOMAIN) => int(s.family.load(Ordering::Relaxed) as i32),
+        (S, libc::SO_DOMAIN) => int(s.family() as i32),
         (S, libc::SO_ACCEPTCONN) => int(0),
-        (S, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(s.rcvtimeo.load(Ordering::Relaxed)),
-        (S, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(s.sndtimeo.load(Ordering::Relaxed)),
+        (S, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(s.receive_timeout()),
+        (S, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(s.send_timeout()),
         (S, libc::SO_LINGER) => {
             let mut b = [0u8; 8];
-            b[..4].copy_from_slice(&s.opt[LINGER_ON].load(Ordering::Relaxed).to_ne_bytes());
-            b[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
+            b[..4].copy_from_slice(&s.option(LINGER_ON).to_ne_bytes());
+            b[4..].copy_from_slice(&s.option(LINGER_SECS).to_ne_bytes());
             put(&b)
         }
         (T, libc::TCP_INFO) => match info::of_connection(fd, d) {
@@ -348,8 +347,8 @@ pub unsafe fn get(
             Err(e) => Outcome::Done(Err(e)),
         },
         _ => match find(level, name) {
-            Some(V6ONLY) if s.family.load(Ordering::Relaxed) != libc::AF_INET6 as u16 => Outcome::Kernel(Cause::Below),
-            Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
+            Some(V6ONLY) if s.family() != libc::AF_INET6 as u16 => Outcome::Kernel(Cause::Below),
+            Some(i) => int(s.option(i)),
             None => Outcome::Kernel(Cause::Below),
         },
     }

@@ -7,9 +7,10 @@ use crate::table::{Desc, Kind};
 use crate::upcalls::watcher;
 use crate::values;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{Half, Sock};
+use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{status, Dir};
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::sock::Sock;
 use fsocket_ring as ring;
 use fsocket_sys::Errno;
 
@@ -103,7 +104,7 @@ pub fn can_recv(d: &Desc) -> bool {
 #[inline]
 fn local_rx(d: &Desc) -> bool {
     let s = d.sock();
-    s.flags.get().ends_receives() || s.err.load(Ordering::Relaxed) != 0
+    s.flags.get().ends_receives() || s.error() != 0
 }
 
 /// Would a send make progress or fail?
@@ -147,7 +148,7 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
     if st.reset || (rd_closed && wr_closed) || (st.closed && f.has(FlagSet::SENT_AFTER_CLOSE)) {
         ev |= HUP;
     }
-    if (st.reset && !f.has(FlagSet::RST_REPORTED)) || d.sock().err.load(Ordering::Relaxed) != 0 {
+    if (st.reset && !f.has(FlagSet::RST_REPORTED)) || d.sock().error() != 0 {
         ev |= ERR;
     }
     if wanted & (OUT | WRNORM) != 0 && can_send(d) {
@@ -184,9 +185,9 @@ pub fn peer_cpu(d: &Desc) -> u32 {
 /// The error that this side has set itself, taken. Where there is none, as nearly always, nothing
 /// waits for what was stored before.
 pub fn swap_error(s: &Sock) -> i32 {
-    match s.err.load(Ordering::Relaxed) {
+    match s.error() {
         0 => 0,
-        _ => s.err.swap(0, Ordering::AcqRel),
+        _ => s.take_error(),
     }
 }
 
@@ -223,6 +224,6 @@ pub fn pending_error(d: &Desc, flags: i32) -> Option<Errno> {
 /// What ended a `recvmmsg` that has some messages already: for the next call.
 pub fn put_back_error(d: &Desc, e: Errno) {
     if e != Errno::EAGAIN {
-        d.sock().err.store(e.raw(), Ordering::Release);
+        d.sock().set_error(e.raw());
     }
 }

@@ -40,21 +40,19 @@ static NEXT: AtomicU64 = AtomicU64::new(NEVER);
 
 /// The time-out, nanoseconds; 0: none.
 fn limit(d: &Desc) -> u64 {
-    d.sock().opt[USER_TIMEOUT].load(Ordering::Relaxed).max(0) as u64 * 1_000_000
+    d.sock().option(USER_TIMEOUT).max(0) as u64 * 1_000_000
 }
 
 fn identity(d: &Desc) -> u64 {
-    let s = d.sock();
+    let place = d.sock().place();
     let generation = d.slot().generation.load(Ordering::Relaxed);
-    u64::from(generation) << 32
-        ^ u64::from(s.channel.load(Ordering::Relaxed)) << 10
-        ^ u64::from(s.slot.load(Ordering::Relaxed))
+    u64::from(generation) << 32 ^ u64::from(place.channel) << 10 ^ place.slot as u64
 }
 
 /// After a send that has looked at the consumer, or when the option is set.
 #[inline]
 pub fn sent(d: &Desc) {
-    if d.sock().opt[USER_TIMEOUT].load(Ordering::Relaxed) != 0 {
+    if d.sock().option(USER_TIMEOUT) != 0 {
         note(d);
     }
 }
@@ -161,10 +159,10 @@ fn time_out(d: &'static Desc) {
     if s.flags.set(OVER).has(FlagSet::TIMED_OUT) {
         return;
     }
-    s.err.store(libc::ETIMEDOUT, Ordering::Release);
+    s.set_error(libc::ETIMEDOUT);
     // A sender on credit does not look at the flags.
     fsocket_sync::token::Words::withdraw(&s.tx);
-    s.edges.fetch_add(1, Ordering::Relaxed);
+    s.note_edge();
     conn::end(d, status::RST);
     conn::notify_all(d);
     conn::wake_own(d);

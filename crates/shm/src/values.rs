@@ -5,8 +5,8 @@ use crate::kept;
 use crate::options::{AT_ONCE, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::sock::{LINGER_ON, LINGER_SECS};
 use fsocket_sys as sys;
 
 const S: i32 = libc::SOL_SOCKET;
@@ -16,14 +16,14 @@ const T: i32 = libc::IPPROTO_TCP;
 /// that.
 pub fn value(d: &Desc, i: usize) -> i32 {
     match d.is_conn() {
-        true => d.sock().opt[i].load(Ordering::Relaxed),
+        true => d.sock().option(i),
         false => d.options().value(i),
     }
 }
 
 pub fn set_value(d: &Desc, i: usize, value: i32) {
     match d.is_conn() {
-        true => d.sock().opt[i].store(value, Ordering::Relaxed),
+        true => d.sock().set_option(i, value),
         false => d.options().set_value(i, value),
     }
 }
@@ -53,39 +53,39 @@ pub fn size_buffers(d: &Desc) {
     if d.is_unix() {
         // A Unix socket's send buffer bounds what its peer has not read, whatever that one's receive buffer is. All of it
         // has to fit into the kernel's socket again: a quarter is for what the kernel counts beside the bytes.
-        let room = s.opt[SNDBUF].load(Ordering::Relaxed).max(4608) as u32 / 4 * 3;
+        let room = s.option(SNDBUF).max(4608) as u32 / 4 * 3;
         d.tx().2.cap.store(room, Ordering::Relaxed);
         d.rx().1.cons.window.store(0, Ordering::Relaxed);
-        if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+        if s.option(RCVLOWAT) > 1 {
             size_lowat(d);
         }
         return;
     }
-    let bytes = |i: usize, part: u64| (s.opt[i].load(Ordering::Relaxed).max(0) as u64 * part / 4) as u32;
-    let chosen = |i: usize| s.opt[i].load(Ordering::Relaxed) != TABLE[i].default;
+    let bytes = |i: usize, part: u64| (s.option(i).max(0) as u64 * part / 4) as u32;
+    let chosen = |i: usize| s.option(i) != TABLE[i].default;
     let (_, _, h) = d.tx();
     h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
-    h.lowat.store(s.opt[NOTSENT_LOWAT].load(Ordering::Relaxed) as u32, Ordering::Relaxed);
-    let clamp = match s.opt[WINDOW_CLAMP].load(Ordering::Relaxed) {
+    h.lowat.store(s.option(NOTSENT_LOWAT) as u32, Ordering::Relaxed);
+    let clamp = match s.option(WINDOW_CLAMP) {
         0 => u32::MAX,
         clamp => clamp.max(LEAST_CLAMP) as u32,
     };
     // The rest of the step that was granted under the old size goes first.
     d.rx().1.cons.window.store(bytes(RCVBUF, 5).min(clamp), Ordering::Relaxed);
-    if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+    if s.option(RCVLOWAT) > 1 {
         size_lowat(d);
     }
 }
 
 /// Size of the send buffer as the kernel would have it, bytes.
 pub fn send_buffer(d: &Desc) -> usize {
-    d.sock().opt[SNDBUF].load(Ordering::Relaxed).max(1) as usize
+    d.sock().option(SNDBUF).max(1) as usize
 }
 
 /// Note whether the connection has a low-water mark at all.
 pub fn size_lowat(d: &Desc) {
     let s = d.sock();
-    match s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+    match s.option(RCVLOWAT) > 1 {
         true => s.flags.set(FlagSet::LOWAT),
         false => s.flags.clear(FlagSet::LOWAT),
     };
@@ -94,7 +94,7 @@ pub fn size_lowat(d: &Desc) {
 /// SO_RCVLOWAT, bytes; no more than what a ring can hold beside what is on its way.
 pub fn lowat(d: &Desc) -> usize {
     const MOST: i32 = fsocket_abi::channel::RING_CAP as i32 / 2;
-    d.sock().opt[RCVLOWAT].load(Ordering::Relaxed).clamp(1, MOST) as usize
+    d.sock().option(RCVLOWAT).clamp(1, MOST) as usize
 }
 
 /// Learn what is set on a listener that somebody else has made.
@@ -145,23 +145,22 @@ pub fn adopt(fd: i32, d: &Desc) {
 pub fn apply(d: &Desc, fd: i32) {
     let s = d.sock();
     kept::apply_options(d, fd);
-    for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
-        let v = v.load(Ordering::Relaxed);
+    for (i, o) in TABLE.iter().enumerate() {
+        let v = s.option(i);
         if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
             // The kernel doubles buffer sizes, and so did we.
             let v = if matches!(i, SNDBUF | RCVBUF) { v / 2 } else { v };
             let _ = sys::setsockopt(fd, o.level, o.name, &v.to_ne_bytes());
         }
     }
-    let linger = s.opt[LINGER_ON].load(Ordering::Relaxed);
+    let linger = s.option(LINGER_ON);
     if linger != 0 {
         let mut l = [0u8; 8];
         l[..4].copy_from_slice(&linger.to_ne_bytes());
-        l[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
+        l[4..].copy_from_slice(&s.option(LINGER_SECS).to_ne_bytes());
         let _ = sys::setsockopt(fd, S, libc::SO_LINGER, &l);
     }
-    for (name, ns) in [(libc::SO_RCVTIMEO, &s.rcvtimeo), (libc::SO_SNDTIMEO, &s.sndtimeo)] {
-        let ns = ns.load(Ordering::Relaxed);
+    for (name, ns) in [(libc::SO_RCVTIMEO, s.receive_timeout()), (libc::SO_SNDTIMEO, s.send_timeout())] {
         if ns != 0 {
             let mut t = [0u8; 16];
             let secs = if ns == AT_ONCE { -1 } else { (ns / 1_000_000_000) as i64 };

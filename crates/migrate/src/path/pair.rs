@@ -76,7 +76,7 @@ fn placeholder(d: &Desc) -> Option<i32> {
     if d.is_unix() {
         return Some(end);
     }
-    if let Ok(fresh) = fresh(d.sock().family.load(Ordering::Relaxed) as i32) {
+    if let Ok(fresh) = fresh(d.sock().family() as i32) {
         heartbeat::end(end, fresh);
         process::close_own(fresh);
     }
@@ -92,7 +92,7 @@ pub fn make(d: &Desc) -> Option<Own> {
         let gone = d.rx_dir().prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
         return if gone && crate::conn::ring_has(d) { None } else { placeholder(d).map(Own) };
     }
-    let family = d.sock().family.load(Ordering::Relaxed) as i32;
+    let family = d.sock().family() as i32;
     let side = d.side();
     let named = Named::of(d, side);
     match switch(named.switch(Switching::Make), family) {
@@ -141,7 +141,7 @@ pub fn hang_up(c: &Chan, slot: usize) {
 
 /// A socket of which nothing is decided, in place of this side's end.
 pub fn make_alone(d: &Desc) -> Option<Own> {
-    let own = Own(fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?);
+    let own = Own(fresh(d.sock().family() as i32).ok()?);
     // Other processes of the fork group come to the monitor for it.
     d.sock().flags.clear(FlagSet::ACROSS);
     let ask = Named::of(d, d.side()).switch(Switching::Alone);
@@ -158,7 +158,7 @@ pub fn fresh(family: i32) -> Result<i32> {
 
 /// In a network namespace that the monitor cannot enter: other port numbers, the same bytes.
 fn plain(d: &Desc, named: Named, family: i32) -> Option<Own> {
-    let v4 = name::is_v4(&name::load(&d.sock().local));
+    let v4 = name::is_v4(&d.sock().local().0);
     let listener = fresh(family).ok()?;
     let ends = connect_to(listener, v4, family);
     process::close_own(listener);

@@ -5,7 +5,6 @@ use crate::upcalls::{upcalls, watcher};
 use crate::values;
 use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_abi::arena::sock_state;
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
 use fsocket_proto::switch::act;
@@ -44,7 +43,7 @@ pub fn shut(d: &Desc, fd: i32, both: bool) {
 pub fn error_is_reported(d: &Desc) -> bool {
     let s = d.sock();
     let f = s.flags.get();
-    f.has(FlagSet::RST_REPORTED) || f.has(FlagSet::SENT_AFTER_CLOSE) && s.err.load(Ordering::Relaxed) == 0
+    f.has(FlagSet::RST_REPORTED) || f.has(FlagSet::SENT_AFTER_CLOSE) && s.error() == 0
 }
 
 pub fn forget_error(fd: i32) {
@@ -150,8 +149,7 @@ pub fn leave(d: &'static Desc) {
     if let Some(c) = channel {
         c.set_desc(slot, None);
     }
-    let open = (sock_state::OPEN, sock_state::CLOSING);
-    if socks::let_go(s) && s.state.compare_exchange(open.0, open.1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    if socks::let_go(s) && s.begin_close() {
         gone(d);
         socks::free_sock(s);
     }

@@ -6,6 +6,7 @@
 use crate::arenas::{Arena, ArenaMem};
 use crate::clients::Client;
 use crate::{ChannelId, ConnId};
+use fsocket_abi::sock::Place;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ pub struct Ending {
     /// Nobody offers it anything, and it works for no listener.
     pub has_stopped: bool,
     /// Ends of connections that open sockets of such an arena name, and that nobody holds.
-    pub loose: HashSet<[u32; 3]>,
+    pub loose: HashSet<Place>,
 }
 
 /// For each socket of an arena.

@@ -11,7 +11,6 @@ use crate::{limits, ChannelId, ConnId, FamilyId};
 use fsocket_abi::channel::{CLIENT, SLOTS};
 use fsocket_proto::registry::lessee;
 use fsocket_proto::{answer, request};
-use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashSet};
 
@@ -168,8 +167,8 @@ impl Shm {
             .arenas
             .in_family(family)
             .flat_map(|a| a.mem.open_socks())
-            .filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT)
-            .map(|s| s.local_port.load(Ordering::Relaxed))
+            .filter(|s| s.place().side == CLIENT)
+            .map(|s| s.local().1)
             .collect();
         let alive = ctx.clients.iter().any(|(_, c)| c.family == family);
         let gone: BTreeSet<u16> = leases.into_iter().chain(kept).collect();

@@ -5,9 +5,8 @@ use crate::context::Context;
 use crate::off::is_of_unit;
 use crate::shm::state::Shm;
 use crate::ConnId;
-use fsocket_abi::arena::Sock;
+use fsocket_abi::sock::Sock;
 use fsocket_proto::operate::{Answer, Process, Request, Target};
-use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 
 impl Shm {
@@ -73,7 +72,7 @@ impl Shm {
 
     fn connections_of(&self, ctx: &Context, id: ConnId) -> u32 {
         let Some(nonce) = ctx.clients.get(id).map(|c| c.nonce) else { return 0 };
-        let holds = |s: &&Sock| s.holders.iter().any(|h| h.load(Ordering::Acquire) == nonce);
+        let holds = |s: &&Sock| s.is_held_by(nonce);
         ctx.arenas.used_by(id).iter().map(|mem| mem.open_socks().filter(holds).count() as u32).sum()
     }
 }

@@ -12,8 +12,9 @@ use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::shm::wake::{close_side, closing_bits, free_waiters, has_unread, wake_side, wake_stealers};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
-use fsocket_abi::arena::{sock_state, Counter, Sock};
+use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
+use fsocket_abi::sock::{Place, Sock};
 use fsocket_proto::notice;
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::token::in_critical_section;
@@ -45,9 +46,9 @@ impl Shm {
                 // Open but held by nobody: its process died while closing it, or
                 // while filling it in. In the second case it still names the slot
                 // of its previous life, which may be somebody else's now.
-                Step::Close(_) if !is_held(sock) => drop(ending.loose.insert(end_of(sock))),
-                Step::Compare(_) => drop(ending.loose.remove(&end_of(sock))),
-                Step::Loose(_) if !ending.loose.contains(&end_of(sock)) => {}
+                Step::Close(_) if !sock.is_held() => drop(ending.loose.insert(sock.place())),
+                Step::Compare(_) => drop(ending.loose.remove(&sock.place())),
+                Step::Loose(_) if !ending.loose.contains(&sock.place()) => {}
                 Step::Close(arena) | Step::Loose(arena) => self.close_sock(ctx, sock, &arena.mem, arena.family),
             }
         }
@@ -128,10 +129,8 @@ impl Shm {
         if nonce == 0 {
             return;
         }
-        let out = |h: &AtomicU64| h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        // All of them: a nonce may stand there twice.
-        let held = sock.holders.iter().fold(false, |held, h| out(h) | held);
-        if held && !is_held(sock) {
+        let held = sock.remove_holder(nonce);
+        if held && !sock.is_held() {
             self.close_sock(ctx, sock, mem, family);
         } else if held && died_inside(sock, nonce) {
             self.break_token(ctx, sock, nonce, mem, family);
@@ -142,9 +141,8 @@ impl Shm {
 
     /// A process of a fork group died that may have changed a connection, and not have come to wake the peer.
     fn wake_peer(&self, ctx: &Context, sock: &Sock, family: FamilyId) {
-        let side = sock.side.load(Ordering::Relaxed) as usize;
-        let slot = sock.slot.load(Ordering::Relaxed) as usize;
-        let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+        let Place { channel, slot, side } = sock.place();
+        let channel = self.channels.get(channel);
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
             wake_side(ch, slot, 1 - side, &ctx.clients);
         }
@@ -154,9 +152,8 @@ impl Shm {
     /// use, too. Nobody can say how far it came, so the connection is reset; and
     /// nobody waits for the dead.
     fn break_token(&self, ctx: &Context, sock: &Sock, nonce: u64, mem: &ArenaMem, family: FamilyId) {
-        let side = sock.side.load(Ordering::Relaxed) as usize;
-        let slot = sock.slot.load(Ordering::Relaxed) as usize;
-        let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+        let Place { channel, slot, side } = sock.place();
+        let channel = self.channels.get(channel);
         sock.flags.poison();
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
             close_side(ch, slot, side, status::RST, &ctx.clients);
@@ -176,9 +173,8 @@ impl Shm {
 
     /// Closes one socket in the name of its family.
     fn close_sock(&self, ctx: &Context, sock: &Sock, mem: &ArenaMem, family: FamilyId) {
-        let side = sock.side.load(Ordering::Relaxed) as usize;
-        let slot = sock.slot.load(Ordering::Relaxed) as usize;
-        let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+        let Place { channel, slot, side } = sock.place();
+        let channel = self.channels.get(channel);
         // The family writes its arena itself: it may only close what is its
         // own to close.
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
@@ -194,7 +190,7 @@ impl Shm {
         }
         mem.count(Counter::TxBytes, sock.tx.bytes.swap(0, Ordering::Relaxed));
         mem.count(Counter::RxBytes, sock.rx.bytes.swap(0, Ordering::Relaxed));
-        sock.state.store(sock_state::FREE, Ordering::Release);
+        sock.free();
     }
 
     /// The creator of an arena that lives on has ended: its counters are no
@@ -291,15 +287,6 @@ impl Shm {
             }
         }
     }
-}
-
-/// Which end of a connection an open socket says it is.
-fn end_of(sock: &Sock) -> [u32; 3] {
-    [&sock.channel, &sock.slot, &sock.side].map(|w| w.load(Ordering::Relaxed))
-}
-
-fn is_held(sock: &Sock) -> bool {
-    sock.holders.iter().any(|h| h.load(Ordering::Acquire) != 0) || sock.extra_holders.load(Ordering::Acquire) != 0
 }
 
 /// All sockets of a step are done.

@@ -18,7 +18,6 @@ use fsocket_abi::arena::{Counter, COUNTERS};
 use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_proto::registry::lessee;
 use fsocket_proto::{answer, notice, request, Addr};
-use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -68,8 +67,8 @@ impl Shm {
         let Some((family, uid)) = ctx.clients.get(id).map(|c| (c.family, c.uid)) else { return };
         let mut blocks = BTreeSet::new();
         for mem in ctx.arenas.used_by(id) {
-            let clients = mem.open_socks().filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT);
-            blocks.extend(clients.map(|s| s.local_port.load(Ordering::Relaxed) / BLOCK * BLOCK));
+            let clients = mem.open_socks().filter(|s| s.place().side == CLIENT);
+            blocks.extend(clients.map(|s| s.local().1 / BLOCK * BLOCK));
         }
         let left = limits::LEASES_PER_UID.saturating_sub(self.leases_of(ctx, uid));
         let room = if uid == 0 || ctx.config.private { usize::MAX } else { left };

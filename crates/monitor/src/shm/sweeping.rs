@@ -3,7 +3,7 @@
 use crate::arenas::ArenaMem;
 use crate::{ChannelId, FamilyId};
 use fsocket_abi::channel::CLIENT;
-use fsocket_sync::atomic::Ordering;
+use fsocket_abi::sock::Place;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -39,8 +39,8 @@ impl Sweep {
         };
         let end = run.end.min(run.start + SOCKETS);
         for sock in (run.start..end).map(|i| mem.sock(i)).filter(|s| ArenaMem::is_open(s)) {
-            let channel = sock.channel.load(Ordering::Relaxed);
-            if sock.side.load(Ordering::Relaxed) as usize == CLIENT && self.candidates.get(&channel) == Some(&family) {
+            let Place { channel, side, .. } = sock.place();
+            if side == CLIENT && self.candidates.get(&channel) == Some(&family) {
                 self.used.insert(channel);
             }
         }

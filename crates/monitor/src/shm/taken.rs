@@ -15,8 +15,8 @@ use crate::shm::transfers::Transfer;
 use crate::shm::wake::wake_side;
 use crate::ConnId;
 use fsocket_abi::channel::SLOTS;
+use fsocket_abi::sock::Place;
 use fsocket_proto::{answer, notice, request};
-use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
@@ -83,10 +83,9 @@ impl Shm {
     /// Threads that sleep on a connection do not see our messages.
     pub fn wake_holder(&self, ctx: &Context, id: ConnId, nonce: u64, family: u64) {
         for mem in ctx.arenas.used_by(id) {
-            for sock in mem.open_socks().filter(|s| s.holders.iter().any(|h| h.load(Ordering::Acquire) == nonce)) {
-                let side = sock.side.load(Ordering::Relaxed) as usize;
-                let slot = sock.slot.load(Ordering::Relaxed) as usize;
-                let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+            for sock in mem.open_socks().filter(|s| s.is_held_by(nonce)) {
+                let Place { channel, slot, side } = sock.place();
+                let channel = self.channels.get(channel);
                 if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
                     wake_side(ch, slot, side, &ctx.clients);
                 }

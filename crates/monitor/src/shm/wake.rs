@@ -5,9 +5,10 @@ use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::switched::Release;
-use fsocket_abi::arena::{self, Sock};
+use fsocket_abi::arena;
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::sock::{Sock, LINGER_ON, LINGER_SECS};
 use fsocket_proto::values::Waiter;
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
@@ -55,8 +56,7 @@ pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread:
     let over = peer & status::RST != 0
         || (peer & status::FIN != 0 && flags.has(FlagSet::SHUT_WR))
         || (peer & (status::CLOSED | status::SHUT_BOTH) != 0 && flags.has(FlagSet::SENT_AFTER_CLOSE));
-    let opt = |i: usize| sock.opt[i].load(Ordering::Relaxed);
-    let abort = opt(arena::LINGER_ON) != 0 && opt(arena::LINGER_SECS) == 0;
+    let abort = sock.option(LINGER_ON) != 0 && sock.option(LINGER_SECS) == 0;
     // The bytes that it had not read have gone over to the kernel with it.
     let unread = unread && !flags.is_drained();
     status::CLOSED

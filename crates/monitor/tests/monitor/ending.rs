@@ -3,7 +3,7 @@
 //! Long: all of them begin with the same scene.
 
 use crate::support::*;
-use fsocket_abi::arena::{sock_state, Counter, SOCKS, SOCK_OFF};
+use fsocket_abi::arena::{Counter, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{ring_off, slot_state, status, waker_key, CLIENT, POS_START, SERVER, SLOTS, SUMMARY_SYN};
 use fsocket_proto::raw::Packet;
 use fsocket_proto::{notice, request, Payload};
@@ -134,8 +134,8 @@ fn a_shared_socket_outlives_one_of_its_holders() {
     drop(child);
     wait_until("the shared one is closed", || ch.status(0, SERVER) != 0);
     let map = server.arena.unwrap();
-    let sock: &fsocket_abi::arena::Sock = map.at(fsocket_abi::arena::SOCK_OFF);
-    wait_until("it is free", || sock.state.load(Ordering::Acquire) == sock_state::FREE);
+    let sock: &fsocket_abi::sock::Sock = map.at(fsocket_abi::arena::SOCK_OFF);
+    wait_until("it is free", || sock.is_free());
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn who_dies_inside_an_operation_does_not_block_relatives() {
     assert_eq!(s.server.sock(0).tx.in_flight.load(Ordering::Acquire), 0);
     for slot in 0..2 {
         assert!(s.server.sock(slot).flags.look().is_poisoned());
-        assert_eq!(s.server.sock(slot).state.load(Ordering::Acquire), sock_state::OPEN, "the relative's to close");
+        assert!(s.server.sock(slot).is_open(), "the relative's to close");
     }
     // The relative is inside this one itself.
     s.server.sync();
@@ -235,7 +235,7 @@ fn uncounted_holders_end_with_the_family() {
     let s = scene();
     s.ch.set_state(0, slot_state::ESTABLISHED);
     let sock = s.server.open_sock(0, s.ch.id, 0, SERVER, &[s.server.nonce]);
-    sock.extra_holders.store(3, Ordering::Relaxed);
+    (0..3).for_each(|_| sock.add_extra_holder());
     let Scene { server, ch, d: _d, client: _client, .. } = s;
     drop(server.fd);
     wait_until("it is closed", || ch.status(0, SERVER) != 0);
@@ -421,8 +421,8 @@ fn others_are_answered_while_a_process_with_much_ends() {
     for ended in [client, other] {
         let Proc { fd, arena, .. } = ended;
         let map = arena.unwrap();
-        let sock = |i: usize| map.at::<fsocket_abi::arena::Sock>(SOCK_OFF + i * size_of::<fsocket_abi::arena::Sock>());
-        let open = || (0..SOCKS).filter(|i| sock(*i).state.load(Ordering::Acquire) == sock_state::OPEN).count();
+        let sock = |i: usize| map.at::<fsocket_abi::sock::Sock>(SOCK_OFF + i * size_of::<fsocket_abi::sock::Sock>());
+        let open = || (0..SOCKS).filter(|i| sock(*i).is_open()).count();
         drop(fd);
         let mut answered = 0;
         while open() > 0 {

@@ -235,7 +235,7 @@ fn ports_in_use_are_nobody_elses() {
     let elsewhere = if b.ch.port > 63_000 { b.ch.port - 64 } else { b.ch.port + 64 };
     {
         let s = other.open_sock(0, b.ch.id, 0, CLIENT, &[other.nonce]);
-        s.local_port.store(elsewhere + 3, Ordering::Relaxed);
+        s.set_names(libc::AF_INET as u16, &([0; 16], elsewhere + 3), &([0; 16], 0));
     }
     // (Its connections are looked at when it shows an arena.)
     let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();

@@ -32,10 +32,7 @@ fn shows_who_talks_to_whom() {
     ch.set_state(0, slot_state::ESTABLISHED);
     let a = s.open_sock(0, ch.id, 0, SERVER, &[s.nonce]);
     let b = c.open_sock(0, ch.id, 0, CLIENT, &[c.nonce]);
-    b.peer_port.store(port, Ordering::Relaxed);
-    for (to, from) in b.peer.iter().zip(v4([127, 0, 0, 1], 0).ip) {
-        to.store(from, Ordering::Relaxed);
-    }
+    b.set_names(libc::AF_INET as u16, &Default::default(), &(v4([127, 0, 0, 1], 0).ip, port));
     b.tx.bytes.store(100, Ordering::Relaxed);
     a.rx.bytes.store(30, Ordering::Relaxed);
     ch.syn(0, 1);

@@ -2,10 +2,11 @@
 //!
 //! Long: tests of one subject on one fixture.
 
-use fsocket_abi::arena::{self, sock_state, Sock, ARENA_SIZE, SOCK_OFF};
+use fsocket_abi::arena::{self, ARENA_SIZE, SOCK_OFF};
 use fsocket_abi::channel::{
     slot_state, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
 };
+use fsocket_abi::sock::{Name, Place, Sock};
 use fsocket_monitor::broker::Broker;
 use fsocket_monitor::memory::{memfd, Mapping};
 use fsocket_monitor::wire::{self, Received};
@@ -257,14 +258,10 @@ impl Proc {
     /// An open socket of this process's arena.
     pub fn open_sock(&self, index: usize, channel: u32, slot: usize, side: usize, holders: &[u64]) -> &Sock {
         let s = self.sock(index);
-        s.channel.store(channel, Ordering::Relaxed);
-        s.slot.store(slot as u32, Ordering::Relaxed);
-        s.side.store(side as u32, Ordering::Relaxed);
-        s.family.store(libc::AF_INET as u16, Ordering::Relaxed);
-        for (to, from) in s.holders.iter().zip(holders) {
-            to.store(*from, Ordering::Relaxed);
-        }
-        s.state.store(sock_state::OPEN, Ordering::Release);
+        s.begin(Place { channel, slot, side });
+        s.set_names(libc::AF_INET as u16, &Name::default(), &Name::default());
+        holders.iter().filter(|nonce| **nonce != 0).for_each(|nonce| assert!(s.add_holder(*nonce)));
+        let _ = s.claim();
         s
     }
 

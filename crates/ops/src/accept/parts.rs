@@ -2,7 +2,7 @@
 
 use crate::table::{self, Desc, Kind};
 use crate::{chan, pool, socks};
-use fsocket_abi::arena::Sock;
+use fsocket_abi::sock::Sock;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// A descriptor, a description and a shared state for a connection that is about to be accepted.

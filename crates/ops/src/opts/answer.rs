@@ -4,7 +4,6 @@
 use crate::options::IPV6_ADDRFORM;
 use crate::table::Desc;
 use crate::{name, ready};
-use core::sync::atomic::Ordering;
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
 use fsocket_proto::agent::Place;
@@ -44,7 +43,7 @@ pub fn place(d: &Desc) -> [u8; Place::SIZE] {
 /// has.
 pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<Answer>> {
     let s = d.sock();
-    let family = s.family.load(Ordering::Relaxed);
+    let family = s.family();
     let v6 = family == libc::AF_INET6 as u16;
     let over = ready::over(d);
     let accepted = d.is_server();
@@ -64,7 +63,7 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
         (I4, libc::IP_MTU) if !over => mtu(fd).map(|m| Ok(Int(if v6 { m } else { m.min(65535) }))),
         (I6, libc::IPV6_MTU) if !over && v6 => mtu(fd).map(|m| Ok(Int(m))),
         (I6, IPV6_PATHMTU) if !over && v6 => mtu(fd).map(|m| path_mtu(m, room)),
-        (I4, IP_PROTOCOL) => Some(Ok(Int(s.local_port.load(Ordering::Relaxed).into()))),
+        (I4, IP_PROTOCOL) => Some(Ok(Int(s.local().1.into()))),
         (I6, IPV6_ADDRFORM) if v6 => Some(match tcp_state(d) {
             ESTABLISHED => Ok(Int(family.into())),
             _ => Err(Errno::ENOTCONN),
@@ -74,25 +73,19 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
         (I6, libc::IPV6_MULTICAST_HOPS) if accepted && v6 => below(1, 64),
         (I6, libc::IPV6_MULTICAST_IF) if accepted && v6 => below(0, loopback(fd).unwrap_or(0)),
         (T, libc::TCP_MAXSEG) => Some(from_below().map(|v| Int(if v == MSS_NONE { MSS } else { v - STAMPS }))),
-        (T, libc::TCP_WINDOW_CLAMP) => {
-            Some(Ok(Int(match s.opt[crate::options::WINDOW_CLAMP].load(Ordering::Relaxed) {
-                0 => s.opt[crate::options::RCVBUF].load(Ordering::Relaxed) / 2,
-                clamp => clamp.max(crate::values::LEAST_CLAMP),
-            })))
-        }
+        (T, libc::TCP_WINDOW_CLAMP) => Some(Ok(Int(match s.option(crate::options::WINDOW_CLAMP) {
+            0 => s.option(crate::options::RCVBUF) / 2,
+            clamp => clamp.max(crate::values::LEAST_CLAMP),
+        }))),
         _ => None,
     }
 }
 
 /// The kernel copies as much as was asked for, and refuses to give more than there is.
 fn peer_name(d: &Desc, room: u32) -> Result<Answer> {
-    let s = d.sock();
+    let (ip, port) = d.sock().peer();
     let mut b = [0u8; 32];
-    let (a, len) = name::sockaddr(
-        s.family.load(Ordering::Relaxed).into(),
-        &name::load(&s.peer),
-        s.peer_port.load(Ordering::Relaxed),
-    );
+    let (a, len) = name::sockaddr(d.sock().family().into(), &ip, port);
     if room as usize > len {
         return Err(Errno::EINVAL);
     }

@@ -8,7 +8,7 @@ use fsocket_abi::arena::Reason;
 use fsocket_sys::{self as sys, Result};
 
 fn is_mapped(d: &Desc) -> bool {
-    name::is_v4(&name::load(&d.sock().local))
+    name::is_v4(&d.sock().local().0)
 }
 
 /// Before the option is set on `d`. `v`: its value, if it is a number.

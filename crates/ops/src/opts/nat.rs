@@ -29,14 +29,13 @@ pub fn original(fd: i32, d: &Desc, level: i32, room: u32) -> Result<([u8; 28], u
     }
     let s = d.sock();
     let client = d.side() == CLIENT;
-    let (ip, port) = if client { (&s.peer, &s.peer_port) } else { (&s.local, &s.local_port) };
-    let ip = name::load(ip);
+    let (ip, port) = if client { s.peer() } else { s.local() };
     let v6 = level == libc::IPPROTO_IPV6;
     if ready::over(d) || v6 == name::is_v4(&ip) || !is_tracking() {
         return Err(Errno::ENOENT);
     }
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    Ok(name::sockaddr(family, &ip, port.load(Ordering::Relaxed)))
+    Ok(name::sockaddr(family, &ip, port))
 }
 
 /// Does the kernel track connections over the loopback device here?

@@ -5,7 +5,6 @@ use super::extra;
 use crate::table::Desc;
 use crate::values::{self, size_buffers, size_lowat};
 use crate::{conn, ready, user, Cause, Outcome};
-use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Result};
 
 const S: i32 = libc::SOL_SOCKET;
@@ -73,15 +72,13 @@ pub(super) unsafe fn set(
 fn learn(fd: i32, d: &'static Desc) {
     values::adopt(fd, d);
     let (s, o) = (d.sock(), d.options());
-    for (shared, own) in s.opt.iter().zip(o.values()) {
-        shared.store(own, Ordering::Relaxed);
-    }
-    s.rcvtimeo.store(o.receive_timeout(), Ordering::Relaxed);
-    s.sndtimeo.store(o.send_timeout(), Ordering::Relaxed);
+    s.set_options(o.values());
+    s.set_receive_timeout(o.receive_timeout());
+    s.set_send_timeout(o.send_timeout());
     size_buffers(d);
     size_lowat(d);
     if ready::wanted(d) {
-        s.edges.fetch_add(1, Ordering::Relaxed);
+        s.note_edge();
     }
     conn::wake_own(d);
 }

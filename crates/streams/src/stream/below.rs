@@ -3,7 +3,6 @@
 use crate::asleep::{self, On};
 use crate::table::{self, Desc};
 use crate::{path, stage};
-use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
@@ -23,7 +22,7 @@ pub(super) fn in_kernel(fd: i32) -> i32 {
 /// up.
 pub(super) fn something_behind(d: &Desc, fd: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLPRI, revents: 0 };
-    let limit = Some(d.sock().rcvtimeo.load(Ordering::Relaxed)).filter(|t| *t != 0);
+    let limit = Some(d.sock().receive_timeout()).filter(|t| *t != 0);
     // SAFETY: one pollfd.
     let r = asleep::sleep(&On::default(), || unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) });
     r == Ok(1) && !at_mark(fd)

@@ -311,10 +311,10 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         hold.get_or_insert_with(|| Hold::on(d));
         waits.begun |= done > 0;
         if done > 0 || len == 0 {
-            interruptible(&mut waits, s.rcvtimeo.load(Ordering::Relaxed));
+            interruptible(&mut waits, s.receive_timeout());
         }
         if len == 0 {
-            if s.rcvtimeo.load(Ordering::Relaxed) == crate::options::AT_ONCE {
+            if s.receive_timeout() == crate::options::AT_ONCE {
                 return Err(Errno::EAGAIN);
             }
             let _ = wait_any(d, &mut waits);

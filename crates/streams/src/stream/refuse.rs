@@ -45,13 +45,13 @@ pub(super) fn only_shut_both(d: &Desc) -> bool {
     theirs & (status::SHUT_BOTH | status::CLOSED | status::RST) == status::SHUT_BOTH
         && !f.has(FlagSet::SHUT_WR.or(FlagSet::SENT_AFTER_CLOSE))
         && !f.is_poisoned()
-        && d.sock().err.load(Ordering::Relaxed) == 0
+        && d.sock().error() == 0
 }
 
 /// Has this side shut down, or is there an error?
 fn broken(d: &Desc) -> bool {
     let s = d.sock();
-    s.err.load(Ordering::Relaxed) != 0 || s.flags.get().has(FlagSet::SHUT_WR) || ready::state(d).reset
+    s.error() != 0 || s.flags.get().has(FlagSet::SHUT_WR) || ready::state(d).reset
 }
 
 enum Refused {
@@ -93,7 +93,7 @@ fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
         }
         if !s.flags.set(FlagSet::SENT_AFTER_CLOSE).has(FlagSet::SENT_AFTER_CLOSE) {
             // The reset that answers it finds us with the peer's FIN received.
-            s.err.store(libc::EPIPE, Ordering::Release);
+            s.set_error(libc::EPIPE);
             // A peer that has closed does not care; one that only shut down
             // both directions has answered, and is reset itself.
             super::end(d, status::RST);

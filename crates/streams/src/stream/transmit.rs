@@ -334,7 +334,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             // As the kernel, which takes a piece whole or not at all.
             Err(Failed::Fault) => return restart::after(done, Err(Errno::EFAULT)),
             Ok(0) => {
-                s.tx_blocked.fetch_add(1, Ordering::Relaxed);
+                s.note_blocked_send();
                 news.tell();
                 if !block {
                     // A thread that waits for EPOLLOUT must look at the ring again.
@@ -344,7 +344,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 hold.get_or_insert_with(|| Hold::on(d));
                 waits.begun |= done > 0;
                 if done > 0 {
-                    interruptible(&mut waits, s.sndtimeo.load(Ordering::Relaxed));
+                    interruptible(&mut waits, s.send_timeout());
                 }
                 if waits.was_in_vain() {
                     poison(d);

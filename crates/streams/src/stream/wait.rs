@@ -48,7 +48,7 @@ impl Wait {
 pub(super) fn ended(d: &Desc) -> bool {
     let s = d.sock();
     let f = s.flags.get();
-    ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f.has(FlagSet::SHUT_RD) || f.is_poisoned()
+    ready::state(d).eof || s.error() != 0 || f.has(FlagSet::SHUT_RD) || f.is_poisoned()
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
@@ -71,7 +71,7 @@ pub(super) fn wait_data(d: &'static Desc, w: &mut Wait) -> Result<()> {
             return Ok(());
         }
     }
-    let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
+    let timeo = d.sock().receive_timeout();
     sleep(d, &rx.want_data, w, timeo, d.spin_rx(), peer, || !d.is_conn() || ready::can_recv(d))
 }
 
@@ -79,7 +79,7 @@ pub(super) fn wait_data(d: &'static Desc, w: &mut Wait) -> Result<()> {
 pub(super) fn wait_space(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, tx, h) = d.tx();
     tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
-    let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
+    let timeo = d.sock().send_timeout();
     sleep(d, &tx.want_space, w, timeo, d.spin_tx(), ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }
 
@@ -93,7 +93,7 @@ pub(super) fn wait_more(d: &'static Desc, have: usize, w: &mut Wait) -> Result<(
             || ended(d)
             || super::left_rings(d)
     };
-    let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
+    let timeo = d.sock().receive_timeout();
     sleep(d, &rx.want_data, w, timeo, d.spin_rx(), 0, more)
 }
 
@@ -101,9 +101,9 @@ pub(super) fn wait_more(d: &'static Desc, have: usize, w: &mut Wait) -> Result<(
 pub(super) fn wait_any(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, rx, _) = d.rx();
     let s = d.sock();
-    let before = s.edges.load(Ordering::Relaxed);
-    let ready = || !d.is_conn() || ready::can_recv(d) || s.edges.load(Ordering::Relaxed) != before;
-    sleep(d, &rx.want_data, w, s.rcvtimeo.load(Ordering::Relaxed), d.spin_rx(), 0, ready)
+    let before = s.edges();
+    let ready = || !d.is_conn() || ready::can_recv(d) || s.edges() != before;
+    sleep(d, &rx.want_data, w, s.receive_timeout(), d.spin_rx(), 0, ready)
 }
 
 /// A call that has something to return does so after any signal, also one that

@@ -1,11 +1,12 @@
 //! A connection over shared memory, as this process sees it. What its fork group shares of it is
-//! [`fsocket_abi::arena::Sock`].
+//! [`fsocket_abi::sock::Sock`].
 
 use crate::cow::Sparing;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use fsocket_abi::arena::{Half, Sock};
+use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{Dir, Slot as ChanSlot};
+use fsocket_abi::sock::Sock;
 use fsocket_ring::Mapped;
 
 /// What each send and receive reads: one cache line with the header.

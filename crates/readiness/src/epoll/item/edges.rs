@@ -102,11 +102,11 @@ impl Item {
                 // What TCP would have sent a segment for.
                 let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
                     | u64::from(d.sock().flags.get().only(EDGES).bits()) << 32;
-                let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
+                let status = status | (d.sock().edges() as u64) << 40;
                 let (data, at) = ring::scan(r, rx, h, last.scan.load(Ordering::Relaxed));
                 let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
                 let state = status != last.seen.load(Ordering::Relaxed);
-                let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
+                let blocked = d.sock().blocked_sends();
                 let space =
                     blocked != last.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
                 if note {
