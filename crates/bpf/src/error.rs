@@ -48,7 +48,7 @@ pub enum Error {
     #[error("{}: {why}; nothing is pinned there", path.display())]
     NotOurs { path: PathBuf, why: String },
     /// A policy that is none.
-    #[error("{0}: has not exactly one program of type XDP (see docs/steering.md)")]
+    #[error("{0}: has not exactly one program of type XDP (see docs/network.md)")]
     NoPolicy(String),
     /// A policy made for another version.
     #[error("{object}: made for version {found} of steer_policy.h, this is {wanted}")]

@@ -1,5 +1,5 @@
 /* For a policy of one's own: an object with one XDP program that ends in
- * steer_to(). An example is policies/by_address.bpf.c; docs/steering.md says how
+ * steer_to(). An example is policies/by_address.bpf.c; docs/network.md says how
  * it is built and used.
  *
  * The program runs for every whole TCP packet, after it was parsed and

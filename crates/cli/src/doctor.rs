@@ -58,7 +58,7 @@ fn kernel(_: &Pieces) -> Result<String> {
     Ok(release)
 }
 
-/// What the papers patched, and a kernel of [`KERNEL`] or later has (docs/kernel.md).
+/// What the papers patched, and a kernel of [`KERNEL`] or later has (docs/network.md).
 fn does_itself(_: &Pieces) -> Result<String> {
     let on = |name: &str| {
         let value = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));

@@ -30,12 +30,17 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|l| !l.starts_with("    ")).flat_map(|l| l.split('`').skip(1).step_by(2))
 }
 
+/// Targets of links that are not there.
+fn missing_links(page: &Path, text: &str) -> Vec<String> {
+    let from = page.parent().expect("a folder");
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    let missing = links.filter(|to| !to.is_empty() && !to.contains("://") && !from.join(to).exists());
+    missing.map(|to| format!("{}: {to}", page.display())).collect()
+}
+
 /// Files that a page names and that are not there: paths from the top, `shm/x.rs` for `crates/shm/src/x.rs`,
 /// and targets of links.
 fn missing(page: &Path, text: &str) -> Vec<String> {
-    let from = page.parent().expect("a folder");
-    let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-    let links = links.filter(|to| !to.is_empty() && !to.contains("://") && !from.join(to).exists());
     let paths = quoted(text).filter(|path| {
         let plain = path.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
         let Some((first, rest)) = path.split_once('/').filter(|_| plain) else { return false };
@@ -46,7 +51,16 @@ fn missing(page: &Path, text: &str) -> Vec<String> {
             (false, false) => false,
         }
     });
-    links.chain(paths).map(|what| format!("{}: {what}", page.display())).collect()
+    let paths = paths.map(|what| format!("{}: {what}", page.display()));
+    missing_links(page, text).into_iter().chain(paths).collect()
+}
+
+/// The decisions, without their index.
+fn decisions() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    files(&root().join("docs/adr"), "md", &mut pages);
+    pages.retain(|page| !page.ends_with("README.md"));
+    pages
 }
 
 #[test]
@@ -58,6 +72,28 @@ fn files_that_pages_name_exist() {
     let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "demo/README.md"];
     pages.extend(top.map(|page| root().join(page)));
     let gone: Vec<_> = pages.iter().flat_map(|page| missing(page, &read(page))).collect();
+    assert!(gone.is_empty(), "{gone:#?}");
+}
+
+/// The index lists each decision once, with its title, and nothing else.
+#[test]
+fn the_index_of_decisions_is_complete() {
+    let entries = decisions().into_iter().map(|page| {
+        let text = read(&page);
+        let title = text.lines().next().and_then(|l| l.strip_prefix("# ")).expect("a title");
+        let name = page.file_name().expect("a name").to_string_lossy().into_owned();
+        format!("[{}]({name})", title.replacen(". ", ": ", 1))
+    });
+    let index = read(&root().join("docs/adr/README.md"));
+    let lines: Vec<_> = index.lines().filter_map(|l| l.strip_prefix("- ")).collect();
+    let listed: BTreeSet<_> = lines.iter().filter_map(|l| Some(format!("{})", l.split_once(')')?.0))).collect();
+    assert_eq!(listed, entries.collect(), "docs/adr/README.md and the files beside it");
+    assert_eq!(listed.len(), lines.len(), "a decision is listed twice");
+}
+
+#[test]
+fn links_of_decisions_exist() {
+    let gone: Vec<_> = decisions().iter().flat_map(|page| missing_links(page, &read(page))).collect();
     assert!(gone.is_empty(), "{gone:#?}");
 }
 

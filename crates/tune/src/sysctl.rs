@@ -1,5 +1,5 @@
 //! Kernel settings that matter to short connections: what is wanted, why, and
-//! who says so. `docs/tune.md` has the same table; a test compares them.
+//! who says so. `docs/network.md` has the same table; a test compares them.
 
 /// What is wanted of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

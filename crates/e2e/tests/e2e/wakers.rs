@@ -57,7 +57,7 @@ fn peers_share_no_descriptor() {
 }
 
 /// What one process does with the pipes that it shares with a server (ADR 38) delays nobody else: not where the server
-/// takes a ring as an edge, and not where it has many channels and reads in which one it was (ADR 61).
+/// takes a ring as an edge, and not where it has many channels and reads in which one it was (ADR 64).
 #[test]
 fn a_third_process_is_not_harmed_by_misuse_of_a_pipe() {
     if stock_mode() {

@@ -67,7 +67,7 @@ fn ab_from_both(host: &Host, port: u16, n: u64) {
 }
 
 /// A host where what one CPU receives stays its own. Here one CPU alone receives for a while,
-/// and after two seconds of that half of it would be given to the other one (docs/balance.md).
+/// and after two seconds of that half of it would be given to the other one (docs/network.md).
 #[track_caller]
 fn strict() -> Host {
     Host::configured(None, "[balance]\nmigrate = false\n")
