@@ -66,6 +66,7 @@ fn pages_keep_their_size() {
         ("limits.md", limits.split(pages::APPENDIX).next().map_or(0, words), 1500),
         ("performance.md", words(&docs("performance.md")), 1200),
         ("README.md", words(&top("README.md")), 900),
+        ("ARCHITECTURE.md", words(&top("ARCHITECTURE.md")), 1500),
         ("CHANGELOG.md", words(&top("CHANGELOG.md")), 600),
     ];
     for (page, words, most) in pages {
