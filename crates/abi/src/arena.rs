@@ -80,7 +80,7 @@ counters! {
     ConnectKernel = "connect_kernel",
     /// Connections accepted over shared memory.
     AcceptShm = "accept_shm",
-    /// Connections accepted over kernel TCP, on a listener of ours.
+    /// Connections accepted over kernel TCP, on a listener that the monitor knows.
     AcceptKernel = "accept_kernel",
     /// Listeners registered.
     Listen = "listen",
@@ -88,11 +88,11 @@ counters! {
     TxBytes = "tx_bytes",
     /// Bytes received over shared memory by sockets already closed.
     RxBytes = "rx_bytes",
-    /// Connections of ours closed.
+    /// Connections over shared memory closed.
     CloseShm = "close_shm",
-    /// Connections of ours reset.
+    /// Connections over shared memory reset.
     ResetShm = "reset_shm",
-    /// Times a thread went to sleep on our path.
+    /// Times a thread went to sleep in the library.
     Sleeps = "sleeps",
     /// Times a peer was woken.
     Wakes = "wakes",
@@ -118,7 +118,7 @@ counters! {
     /// Fallback: no monitor since the program began, or it refused.
     FbNoMonitor = "fallback.no_monitor" reason NoMonitor
         when "there has been no monitor since the program began, or it refused",
-    /// Fallback: nobody with the library listens there.
+    /// Fallback: no process with the library listens there.
     FbNoListener = "fallback.no_listener" reason NoListener
         when "no process with the library listens there",
     /// Fallback: destination is not this host, as far as its address says.
@@ -189,16 +189,16 @@ counters! {
     /// Slices not used: the socket does not take a port range.
     SliceRefused = "slice_refused"
         when "the socket takes no port range (a system-call filter): any port is taken",
-    /// Waits that nobody could be asked to end: the thread looks itself, ever more seldom.
+    /// Waits without a waker: the thread polls, at growing intervals.
     SleepsCut = "sleeps_cut"
         when "more than 63 threads of a process wait in `poll`, `select` or epoll on one channel, or more than 255 in all: the others poll every 2 to 100 ms",
-    /// Fallback: the server is another user's, and the administrator has not named the two.
+    /// Fallback: the server runs as another user, and the administrator has not named both.
     FbOtherUser = "fallback.other_user" reason OtherUser
         when "the server runs as another user, and no `share` line names both (docs/policy.md)",
-    /// Fallback: a rule of the administrator's denies it, or the kernel leads the connection elsewhere.
+    /// Fallback: a rule denies it, or the kernel redirects the connection.
     FbPolicy = "fallback.policy" reason Policy
         when "a `[[rule]]` denies it, a `[[program]]` or `fastsocket off` has switched an end off, or the kernel redirects the connection (docs/policy.md)",
-    /// Fallback: the kernel comes first, as its policy may be against the connection.
+    /// Fallback: the kernel comes first, because its policy may refuse the connection.
     FbKernelFirst = "fallback.kernel_first" reason KernelFirst
         when "the kernel's policy may refuse it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 2 s uses the kernel (docs/policy.md)",
     /// Fallback: the monitor has died or is being restarted, and no other one has come yet.
@@ -210,7 +210,7 @@ counters! {
     /// Fallback: the other end is in another network namespace of this host, and does not take part.
     FbNamespace = "fallback.namespace" reason Namespace
         when "the other end is in another network namespace of this host, and has no library or no listener that the monitor knows (docs/containers.md)",
-    /// Fallback: nobody with the library took the connection from the listener's queue for a second.
+    /// Fallback: no process with the library accepted the connection for a second.
     FbUntaken = "fallback.untaken" reason Untaken
         when "no process with the library accepted the connection for a second, or its listener went to a program without the library: it moved to the kernel's queue, which also takes new ones until a process with the library has emptied it",
     /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.

@@ -75,7 +75,7 @@ fn hooks() -> String {
         crate::hooks().count()
     );
     for family in families() {
-        let _ = writeln!(s, "## {family}\n\n| function | over shared memory | |\n| --- | --- | --- |");
+        let _ = writeln!(s, "## {family}\n\n| function | what it does | |\n| --- | --- | --- |");
         for h in crate::hooks().filter(|h| h.family == family) {
             let _ = writeln!(s, "| `{}` | {} | {} |", h.name, cell(h.what), properties(h));
         }
