@@ -81,7 +81,7 @@ counters! {
     ConnectKernel = "connect_kernel",
     /// Connections accepted over shared memory.
     AcceptShm = "accept_shm",
-    /// Connections accepted over kernel TCP, on a listener of ours.
+    /// Connections accepted over kernel TCP, on a listener that the monitor knows.
     AcceptKernel = "accept_kernel",
     /// Listeners registered.
     Listen = "listen",
@@ -89,11 +89,11 @@ counters! {
     TxBytes = "tx_bytes",
     /// Bytes received over shared memory by sockets already closed.
     RxBytes = "rx_bytes",
-    /// Connections of ours closed.
+    /// Connections over shared memory closed.
     CloseShm = "close_shm",
-    /// Connections of ours reset.
+    /// Connections over shared memory reset.
     ResetShm = "reset_shm",
-    /// Times a thread went to sleep on our path.
+    /// Times a thread went to sleep in the library.
     Sleeps = "sleeps",
     /// Times a peer was woken.
     Wakes = "wakes",
@@ -115,25 +115,25 @@ counters! {
     PathUpgrade = "path_upgrade",
     /// Fallback: a path could not be switched; the connection was reset.
     FbSwitch = "fallback.switch" reason Switch
-        when "a connection could not be switched to the kernel (no monitor, or its peer did that first, while a full ring was to be read)",
+        when "a connection could not be switched to the kernel: there was no monitor, or its peer had left with a full ring unread",
     /// Fallback: no monitor since the program began, or it refused.
     FbNoMonitor = "fallback.no_monitor" reason NoMonitor
-        when "no monitor since the program began, or it refused",
-    /// Fallback: nobody with the library listens there.
+        when "there has been no monitor since the program began, or it refused",
+    /// Fallback: no process with the library listens there.
     FbNoListener = "fallback.no_listener" reason NoListener
-        when "nobody with the library listens there",
+        when "no process with the library listens there",
     /// Fallback: destination is not this host, as far as its address says.
     FbRemote = "fallback.remote" reason Remote
-        when "the destination is not this host, or another network namespace (such a connection may go over: `path_upgrade`)",
+        when "the destination is another host, or another network namespace (such a connection may move to shared memory: `path_upgrade`)",
     /// Fallback: the socket was bound before connect.
     FbBound = "fallback.bound" reason Bound
         when "the client socket was bound before `connect`",
     /// Fallback: no slot, port or SYN queue entry free.
     FbFull = "fallback.full" reason Full
-        when "1024 connections in a channel and no further channel, no client port, SYN queue full",
+        when "a channel has 1,024 connections and there is no other one; no client port is free; the SYN queue is full",
     /// Fallback: out of memory, descriptors or address space.
     FbResource = "fallback.resource" reason Resource
-        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor; more than 1,024 client processes of one listener; more than 8 threads of a process call `listen` at once (then all listeners of the next second), or more than 32 destinations of one are asked for at once",
+        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, or the monitor's memory and descriptors are used up; a listener has more than 1,024 client processes; more than 8 threads of a process call `listen` at once (this counts for a second), or a process asks for more than 32 destinations at once",
     /// Fallback: an option or operation that only the kernel has.
     FbOption = "fallback.option" reason Option
         when "an option or operation that only the kernel has",
@@ -160,66 +160,66 @@ counters! {
     ZoneLeave = "zone_leaves",
     /// Fallback, zones: the program itself shares the address (SO_REUSEPORT), and there is no BPF, or a stranger.
     FbZoneShared = "fallback.zone_shared" reason ZoneShared
-        when "the program itself sets SO_REUSEPORT, and there is no monitor with BPF, or the program selects itself (SO_ATTACH_REUSEPORT_*), or a process without the library has a socket on the address: the kernel's hash, as in stock",
+        when "the program itself sets SO_REUSEPORT, and there is no monitor with BPF, the program has its own selector (SO_ATTACH_REUSEPORT_*), or a process without the library has a socket at the address: the kernel's hash selects",
     /// Fallback, zones: neither the process nor a monitor may make a local listen socket.
     FbZoneDenied = "fallback.zone_denied" reason ZoneDenied
-        when "a worker with another user, in another network namespace than its listener, or a port below 1024, and no monitor of root; a dual-stack wildcard (`[::]`) without CAP_NET_ADMIN and without such a monitor",
+        when "without a monitor of root: the worker has another user or network namespace than its listener, the port is below 1024, or the listener is a dual-stack wildcard (`[::]`) and the worker lacks CAP_NET_ADMIN",
     /// Fallback, zones: something on the listener cannot be copied (a filter, TCP MD5).
     FbZoneOption = "fallback.zone_option" reason ZoneOption
-        when "a socket filter, TCP MD5 or AO keys on the listener; Multipath TCP (not counted)",
+        when "the listener has a socket filter, or TCP MD5 or AO keys; Multipath TCP (not counted)",
     /// Fallback, zones: no BPF program; the classic selector instead, without migration.
     FbZoneClassic = "fallback.zone_classic" reason ZoneClassic
-        when "no monitor, or no BPF: the classic selector; nothing migrates",
+        when "there is no monitor or no BPF: the classic selector is used, and no queue migrates",
     /// Fallback, zones: out of descriptors, memory or places.
     FbZoneResource = "fallback.zone_resource" reason ZoneResource
-        when "more than 128 such listeners or 128 threads in a process, 1023 workers of one listener, descriptors",
+        when "more than 128 zoned listeners or 128 threads in a process, more than 1,023 workers of a listener, or no descriptor left",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
     FbZoneTurns = "fallback.zone_turns" reason ZoneTurns
-        when "one-shot events, of its own or of another process of the fork group's; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
+        when "a process of the fork group uses one-shot events, or a worker stopped watching the listener (`accept_mutex`, a connection limit)",
     /// Fallback, zones: it is not seen how the worker waits for connections.
     FbZoneUnseen = "fallback.zone_unseen" reason ZoneUnseen
-        when "a non-blocking listener that is neither in an epoll instance we know nor polled",
+        when "a non-blocking listener is neither polled nor in an epoll instance that the library knows",
     /// Fallback, zones: the worker is not pinned, and --pin require or its own SO_REUSEPORT asks for it.
     FbZoneUnpinned = "fallback.zone_unpinned" reason ZoneUnpinned
-        when "`--pin require`, and the worker is not pinned; a program's own SO_REUSEPORT sockets, and the worker is not pinned (`--pin auto` does it): the kernel's hash",
+        when "the worker is not pinned, with `--pin require` or with the program's own SO_REUSEPORT sockets (`--pin auto` pins it): the kernel's hash selects",
     /// Kernel connections opened with a source port from their CPU's slice.
     ConnectSlice = "connect_slice",
     /// Slices without a free port: the kernel took any.
     SliceFull = "slice_full"
-        when "all ports of a slice are taken to one destination: any port",
+        when "all ports of a slice are in use to one destination: any port is taken",
     /// Slices not used: the socket does not take a port range.
     SliceRefused = "slice_refused"
-        when "a slice, but the socket takes no port range (a system-call filter): any port",
-    /// Waits that nobody could be asked to end: the thread looks itself, ever more seldom.
+        when "the socket takes no port range (a system-call filter): any port is taken",
+    /// Waits without a waker: the thread polls, at growing intervals.
     SleepsCut = "sleeps_cut"
-        when "more than 63 threads of one process wait in `poll`, `select` or epoll on connections of one channel (a pair of processes has one), or more than 255 on any: the others look every 2 ms, and after an eighth of the time they have waited, up to 100 ms",
-    /// Fallback: the server is another user's, and the administrator has not named the two.
+        when "more than 63 threads of a process wait in `poll`, `select` or epoll on one channel, or more than 255 in all: the others poll every 2 to 100 ms",
+    /// Fallback: the server runs as another user, and the administrator has not named both.
     FbOtherUser = "fallback.other_user" reason OtherUser
-        when "the server is another user's, and no line of `share` names both (docs/policy.md)",
-    /// Fallback: a rule of the administrator's denies it, or the kernel leads the connection elsewhere.
+        when "the server runs as another user, and no `share` line names both (docs/policy.md)",
+    /// Fallback: a rule denies it, or the kernel redirects the connection.
     FbPolicy = "fallback.policy" reason Policy
         when "a `[[rule]]` denies it, a `[[program]]` or `fastsocket off` has switched an end off, or the kernel redirects the connection (docs/policy.md)",
-    /// Fallback: the kernel comes first, as its policy may be against the connection.
+    /// Fallback: the kernel comes first, because its policy may refuse the connection.
     FbKernelFirst = "fallback.kernel_first" reason KernelFirst
-        when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 2 s is the kernel's (docs/policy.md)",
+        when "the kernel's policy may refuse it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 2 s uses the kernel (docs/policy.md)",
     /// Fallback: the monitor has died or is being restarted, and no other one has come yet.
     FbMonitorGone = "fallback.monitor_restarted" reason MonitorGone
-        when "the monitor has died or is being restarted: until the next one knows both sides again",
+        when "the monitor has died or restarts, until the next one knows both sides",
     /// Fallback: the monitor has another version than the library; its log names both.
     FbVersion = "fallback.version" reason Version
         when "library and monitor have different versions (an upgrade while the program runs): restart the program",
     /// Fallback: the other end is in another network namespace of this host, and does not take part.
     FbNamespace = "fallback.namespace" reason Namespace
-        when "the other end of a connection that lasts is in another network namespace of this host, and has no library, or no listener that the monitor knows (docs/containers.md)",
-    /// Fallback: nobody with the library took the connection from the listener's queue for a second.
+        when "the other end is in another network namespace of this host, and has no library or no listener that the monitor knows (docs/containers.md)",
+    /// Fallback: no process with the library accepted the connection for a second.
     FbUntaken = "fallback.untaken" reason Untaken
-        when "no process with the library accepted the connection for a second, or its listener was handed to a program without the library: it went into the kernel's queue, as new ones do until a process with the library has emptied that",
+        when "no process with the library accepted the connection for a second, or its listener went to a program without the library: it moved to the kernel's queue, which also takes new ones until a process with the library has emptied it",
     /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.
     FbShortLived = "fallback.short_lived" reason ShortLived
-        when "a listener of a server that forks for each connection, of which most ended after fewer than some 12 requests: it is the kernel's from then on, where they cost less",
+        when "a server forks for each connection, and most ended after fewer than some 12 requests: its listener uses the kernel from then on",
     /// Fallback: a monitor is there, but takes longer than a program waits for it.
     FbMonitorBusy = "fallback.monitor_busy" reason MonitorBusy
-        when "a monitor is there, but did not take the connection to it or answer within 250 ms in all: it is stopped, or has too much to do",
+        when "the monitor did not accept or answer within 250 ms in all: it is stopped or overloaded",
 }
 
 #[repr(C, align(64))]
@@ -248,71 +248,10 @@ pub mod zone_accept {
     pub const NAMES: [&str; 4] = ["local", "global", "remote", "stolen"];
 }
 
-/// Token and positions of one direction, touched by its owner only.
-#[cfg_attr(loom, derive(Default))]
-#[repr(C, align(128))]
-pub struct Half {
-    /// Thread that holds the token; see [`fsocket_sync::token`].
-    pub owner: AtomicU64,
-    /// Not `pos`: the owner is inside an operation; written by the owner only.
-    pub in_flight: AtomicU64,
-    /// Position of the next byte to write or read; written by who is inside an operation.
-    pub pos: AtomicU64,
-    /// Position that lies at offset 0 of the ring.
-    pub base: AtomicU64,
-    /// tx: may write up to here without looking. rx: bytes left in the record.
-    pub limit: AtomicU64,
-    /// Bytes carried so far.
-    pub bytes: AtomicU64,
-    /// As long as the thread that owns the token need not look whether it still does: tx: `limit` less a
-    /// header, rx: 1.
-    pub credit: AtomicU64,
-    /// Mark of the CPU last published (`fsocket_sys::cpu::mark`); all bits: none yet.
-    pub cpu: AtomicU32,
-    /// tx: bytes of the ring this side's buffer allows ([`channel::Cons::window`]
-    /// comes on top); 0: all of it.
-    ///
-    /// [`channel::Cons::window`]: crate::channel::Cons::window
-    pub cap: AtomicU32,
-    /// Lock once several threads share the direction.
-    pub shared: AtomicU64,
-    /// tx: ring offset that must stay untouched until the receiver has followed
-    /// the last rewind; 0: none.
-    pub fence: AtomicU64,
-    /// tx: ring offset up to which pages are known to exist.
-    pub populated: AtomicU64,
-    /// tx: TCP_NOTSENT_LOWAT, bytes; 0: none.
-    pub lowat: AtomicU32,
-}
-
-impl fsocket_sync::token::Words for Half {
-    #[inline(always)]
-    fn owner(&self) -> &AtomicU64 {
-        &self.owner
-    }
-    #[inline(always)]
-    fn in_flight(&self) -> &AtomicU64 {
-        &self.in_flight
-    }
-    #[inline(always)]
-    fn position(&self) -> &AtomicU64 {
-        &self.pos
-    }
-    #[inline(always)]
-    fn shared(&self) -> &AtomicU64 {
-        &self.shared
-    }
-    #[inline(always)]
-    fn withdraw(&self) {
-        self.credit.store(0, core::sync::atomic::Ordering::Relaxed);
-    }
-}
-
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::size_of;
     assert!(size_of::<Header>() <= STATS_OFF);
-    assert!(size_of::<Half>() == 128);
     assert!(COUNTERS.len() <= 64);
     assert!(size_of::<Stats>() <= 4096);
 };

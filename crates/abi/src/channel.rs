@@ -303,7 +303,7 @@ pub struct Cons {
     /// CPU the receiver runs on, plus one; 0 unknown.
     pub cpu: AtomicU32,
     /// Bytes the receiver's buffer adds to what a sender with a buffer of its own
-    /// choice may have under way ([`crate::arena::Half::cap`]).
+    /// choice may have under way ([`crate::half::Half::cap`]).
     pub window: AtomicU32,
     /// How many processes of the sender's side free memory of the ring ([`fsocket_sync::trim`]). Written by them.
     pub trims: AtomicU32,

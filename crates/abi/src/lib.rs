@@ -13,6 +13,7 @@ pub mod arena;
 pub mod balance;
 pub mod channel;
 pub mod flags;
+pub mod half;
 pub mod sock;
 
 /// Version of every layout in this crate; the monitor refuses another one.

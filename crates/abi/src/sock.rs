@@ -9,8 +9,8 @@
 //! | open | [`Sock::begin_close`] | closing | of the holders that let go the one that ends the connection |
 //! | open, closing | [`Sock::free`] | free | that one, or the monitor in the name of a group that has died |
 
-use crate::arena::Half;
 use crate::flags::Flags;
+use crate::half::Half;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use fsocket_sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8};
 

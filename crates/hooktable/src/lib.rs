@@ -17,7 +17,7 @@ use table::{hooks as of_table, variadic_hooks};
 #[derive(Debug, Clone, Copy)]
 pub struct Hook {
     pub family: &'static str,
-    /// What it does on our path.
+    /// What it does.
     pub what: &'static str,
     pub name: &'static str,
     /// Arguments and result, in Rust's notation.

@@ -1,16 +1,35 @@
-//! Limits: `limits.toml`, beside this crate's manifest. Cases that a counter counts stand with the counter, in
+//! Limits: `limits.toml`, beside this crate's manifest. The cases in which a counter grows stand with the counter, in
 //! `fsocket_abi::arena`.
 
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// What docs/limits.md says.
+/// What docs/limits.md says before its appendix, and what docs/hooks.md says of single functions.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    pub notice: Vec<Notice>,
     pub section: Vec<Section>,
     pub hook: Vec<Limit>,
+}
+
+/// A section of docs/limits.md.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Section {
+    /// Its title.
+    pub name: String,
+    pub notice: Vec<Notice>,
+}
+
+/// What a user or an operator notices.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Notice {
+    pub what: String,
+    pub why: String,
+    /// What to do about it; none: nothing.
+    #[serde(rename = "do")]
+    pub remedy: Option<String>,
 }
 
 /// What a program may notice of some functions.
@@ -19,31 +38,7 @@ pub struct Limits {
 pub struct Limit {
     /// Names of hooks.
     pub of: Vec<String>,
-    /// The name of a section.
-    pub section: String,
     pub what: String,
-}
-
-/// What somebody notices who uses fastsocket.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Notice {
-    pub what: String,
-    pub why: String,
-    /// What to do about it.
-    #[serde(rename = "do")]
-    pub remedy: String,
-}
-
-/// A section of the details.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Section {
-    /// Its title.
-    pub name: String,
-    /// Beginnings of the names of the counters of its table.
-    pub counters: Vec<String>,
-    pub limits: Vec<String>,
 }
 
 /// All of it.

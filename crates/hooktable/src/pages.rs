@@ -67,15 +67,15 @@ fn hooks() -> String {
     let mut s = format!("# Hooks\n\n{NOTE}");
     let _ = writeln!(
         s,
-        "`libfsocket.so` exports these {} functions and nothing else. Each asks whether the descriptor is\n\
-         one of ours; if not, libc's function of that name is called with the same arguments.\n\n\
+        "`libfsocket.so` exports these {} functions and nothing else. Each calls libc's function of that name, with the\n\
+         same arguments, unless the descriptor belongs to the library. Below each table are the differences to the kernel.\n\n\
          *Cancelled*: a cancellation point, as in glibc. *Restarts*: with `SA_RESTART` a call that sleeps goes on after a\n\
          signal, unless the socket has a time-out; *EINTR*: it fails in any case. *Begins*: the library begins at the first\n\
          such call of a program (ADR 62).\n",
         crate::hooks().count()
     );
     for family in families() {
-        let _ = writeln!(s, "## {family}\n\n| function | on our path | |\n| --- | --- | --- |");
+        let _ = writeln!(s, "## {family}\n\n| function | what it does | |\n| --- | --- | --- |");
         for h in crate::hooks().filter(|h| h.family == family) {
             let _ = writeln!(s, "| `{}` | {} | {} |", h.name, cell(h.what), properties(h));
         }
@@ -98,7 +98,7 @@ fn hooks() -> String {
     }
     let _ = writeln!(
         s,
-        "\n## Visible to the program\n\nOn a connection over shared memory; those over the kernel are not concerned.\n\n\
+        "\n## Visible to the program\n\nThis concerns connections over shared memory only.\n\n\
          | function | what happens |\n| --- | --- |"
     );
     for u in VISIBLE {
@@ -109,7 +109,9 @@ fn hooks() -> String {
 
 fn fallbacks() -> String {
     let mut s = format!("# Counters\n\n{NOTE}");
-    s.push_str("What `fastsocket stat` shows per process and `fastsocket stat --json` in `totals`.\n\n");
+    s.push_str(
+        "`fastsocket stat` shows these counters for each process, `fastsocket stat --json` also in `totals`.\n\n",
+    );
     let mut table = |title: &str, intro: &str, fallback: bool| {
         let _ = writeln!(s, "## {title}\n\n{intro}\n\n| counter | counts |\n| --- | --- |");
         for (name, help) in COUNTERS.iter().zip(COUNTER_HELP).filter(|(n, _)| n.starts_with("fallback.") == fallback) {
@@ -117,49 +119,44 @@ fn fallbacks() -> String {
         }
         s.push('\n');
     };
-    table("Reasons for the kernel", "Why a connection or a call that could have been ours was the kernel's.", true);
-    table("Everything else", "What happened on our path, and how often the kernel's was taken.", false);
+    table(
+        "Reasons for the kernel",
+        "Why a connection or a call used the kernel although the library was loaded.",
+        true,
+    );
+    table("Everything else", "Events over shared memory and zones, and connections over kernel TCP.", false);
     s.truncate(s.trim_end().len());
     s.push('\n');
     s
 }
 
+/// Heads the appendix of docs/limits.md.
+pub const APPENDIX: &str = "# Appendix: reasons for kernel TCP";
+
 fn limits() -> String {
-    let all = all_limits();
-    let mut s = format!("# Limits\n\n{NOTE}## What you will notice\n\n");
-    s.push_str("| what you notice | why | what to do |\n| --- | --- | --- |\n");
-    for n in &all.notice {
-        let _ = writeln!(s, "| {} | {} | {} |", cell(&n.what), cell(&n.why), cell(&n.remedy));
-    }
+    let mut s = format!("# Limits\n\n{NOTE}");
     s.push_str(
-        "\n## Why the kernel is used\n\n\
-         The program does not notice in any of these cases, except by the clock; the counter in `fastsocket stat`\n\
-         says so.\n\n",
+        "Kernel sockets are the specification. This page lists the differences that users and operators notice. Each\n\
+         entry says what you notice, why, and, after an arrow, what you can do. Differences of single functions are in\n\
+         [hooks](hooks.md), figures in [performance](performance.md).\n\n",
     );
-    let apart = |name: &str| all.section.iter().any(|x| x.counters.iter().any(|c| name.starts_with(c)));
-    cases(&mut s, |name| !apart(name));
-    s.push_str("# Appendix: details\n\n");
-    for section in &all.section {
+    for section in &all_limits().section {
         let _ = writeln!(s, "## {}\n", section.name);
-        cases(&mut s, |name| section.counters.iter().any(|c| name.starts_with(c)));
-        for what in &section.limits {
-            entry(&mut s, what);
-        }
-        for l in all.hook.iter().filter(|l| l.section == section.name) {
-            entry(&mut s, &l.what);
+        for n in &section.notice {
+            let remedy = n.remedy.as_ref().map_or(String::new(), |r| format!(" → {}", r.trim()));
+            entry(&mut s, &format!("**{}**. {}{remedy}", n.what.trim().trim_end_matches('.'), n.why.trim()));
         }
         s.push('\n');
     }
-    s.truncate(s.trim_end().len());
-    s.push('\n');
-    s
-}
-
-/// A table of the cases in which counters grow; nothing if there are none.
-fn cases(s: &mut String, of: impl Fn(&str) -> bool) {
-    let all = COUNTERS.iter().zip(COUNTER_CASES).filter(|(name, case)| of(name) && !case.is_empty());
-    let rows: String = all.map(|(name, case)| format!("| {} | `{name}` |\n", cell(case))).collect();
-    if !rows.is_empty() {
-        let _ = writeln!(s, "| case | counter |\n| --- | --- |\n{rows}");
+    let _ = writeln!(
+        s,
+        "{APPENDIX}\n\n\
+         `fastsocket stat` shows these counters. Only with `fallback.switch` may the program notice more\n\
+         than the time.\n\n\
+         | case | counter |\n| --- | --- |"
+    );
+    for (name, case) in COUNTERS.iter().zip(COUNTER_CASES).filter(|(_, case)| !case.is_empty()) {
+        let _ = writeln!(s, "| {} | `{name}` |", cell(case));
     }
+    s
 }

@@ -1,6 +1,6 @@
 //! What libc has for sockets and is not hooked.
 //!
-//! Errors named here were seen on a connection of ours and compared with stock
+//! Errors named here were seen on a connection over shared memory and compared with stock
 //! (x86-64, glibc, Linux 6.18), except those of `clone`, which follow from how it
 //! works.
 
@@ -14,7 +14,7 @@ const fn u(names: &'static [&'static str], why: &'static str) -> Unhooked {
     Unhooked { names, why }
 }
 
-/// Nothing is lost: no descriptor of ours is involved, or the placeholder
+/// Nothing is lost: no descriptor of the library is involved, or the placeholder
 /// answers as a connection would.
 pub const HARMLESS: &[Unhooked] = &[
     u(&["io_uring_get_sqe", "io_uring_wait_cqes", "__io_uring_get_cqe"], "They submit nothing (from Linux 5.11 on)."),
@@ -23,14 +23,14 @@ pub const HARMLESS: &[Unhooked] = &[
     u(&["vmsplice"], "`EBADF`, as on any socket."),
     u(&["fstatat", "isfdtype"], "The placeholder is a TCP socket; owner, mode and type are right."),
     u(&["socketpair", "pipe", "pipe2"], "Never TCP. Numbers that they return are noticed when they are used."),
-    u(&["eventfd", "signalfd", "timerfd_create", "inotify_init"], "The kernel's; `poll` and `epoll_wait` hand them on."),
+    u(&["eventfd", "signalfd", "timerfd_create", "inotify_init"], "They use the kernel; `poll` and `epoll_wait` pass them on."),
     u(&["fork"], "Reached by `pthread_atfork`: the child holds the same connections."),
     u(&["pthread_create", "pthread_setcancelstate", "pthread_testcancel"], "Threads need no preparation."),
     u(&["getaddrinfo", "gethostbyname", "res_query"], "libc's resolver calls its own internal `socket`, `connect` and `sendto`, which no preloaded library sees: it uses the kernel from end to end."),
     u(&["__fdelt_chk", "FD_SET"], "Arithmetic on a bit set."),
 ];
 
-/// A program that uses these on a connection of ours notices.
+/// A program that uses these on a connection over shared memory notices.
 pub const VISIBLE: &[Unhooked] = &[
     u(
         &["clone (sharing memory)"],

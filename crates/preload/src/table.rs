@@ -3,7 +3,7 @@
 //! Long: a table.
 //!
 //! ```text
-//! family(properties) "what it does on our path"
+//! family(properties) "what it does"
 //!     fn name(arguments) -> result, lent how
 //!     = form(code);
 //! ```
@@ -28,9 +28,9 @@ macro_rules! hooks {
                 fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
             sockets(wakes) "kernel, registered with the monitor; workers may get local listen sockets"
                 fn listen(fd: c_int, backlog: c_int) -> c_int;
-            sockets(point, wakes) "SYN queues, then the kernel's: the worker's own, the global one"
+            sockets(point, wakes) "SYN queues, then kernel queues: the worker's own, the global one"
                 fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-            sockets(point, wakes) "SYN queues, then the kernel's: the worker's own, the global one"
+            sockets(point, wakes) "SYN queues, then kernel queues: the worker's own, the global one"
                 fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
             sockets(point, wakes) "a slot in a channel, else the kernel"
                 fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
@@ -40,7 +40,7 @@ macro_rules! hooks {
                 fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
             sockets(child) "from the connection"
                 fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-            sockets(catches, child) "common options recorded, others kept by the placeholder; with some it becomes the kernel's"
+            sockets(catches, child) "common options recorded, others kept by the placeholder; some move the connection to the kernel"
                 fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int;
             sockets(child) "common options recorded, others answered by the placeholder"
                 fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int;
@@ -86,13 +86,13 @@ macro_rules! hooks {
                 fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
             io(point) "as pwritev2"
                 fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
-            io() "the connection becomes the kernel's first"
+            io() "moves the connection to the kernel first"
                 fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int
                 = before(io::to_kernel(fd));
             io() "as vdprintf"
                 fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int
                 = before(io::to_kernel(fd));
-            io(names_none) "the connection becomes the kernel's first"
+            io(names_none) "moves the connection to the kernel first"
                 fn aio_read(cb: *mut c_void) -> c_int
                 = before(io::aio_to_kernel(&cb, 1));
             io(names_none) "as aio_read"
@@ -110,7 +110,7 @@ macro_rules! hooks {
             io(names_none) "as lio_listio"
                 fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int
                 = before(io::aio_to_kernel(list, n));
-            io(point) "the connection becomes the kernel's first"
+            io(point) "moves the connection to the kernel first"
                 fn splice(input: c_int, in_off: *mut loff_t, out: c_int, out_off: *mut loff_t, n: size_t, flags: c_uint) -> ssize_t
                 = before({ io::to_kernel(input); io::to_kernel(out) });
             io() "as splice"
@@ -140,20 +140,20 @@ macro_rules! hooks {
             descriptors() "as __fxstat"
                 fn __fxstat64(version: c_int, fd: c_int, buf: *mut c_void) -> c_int
                 = or(descriptors::gone_or_shown(fd));
-            descriptors(wakes) "what the other process has in shared memory becomes the kernel's first"
+            descriptors(wakes) "moves the other process's connection to the kernel first"
                 fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int
                 = instead(pidfd_transfer::obtain(pidfd, target, flags).answer());
             descriptors(child) "another number for the same connection"
                 fn dup2(old: c_int, new: c_int) -> c_int, lent own;
             descriptors(child) "another number for the same connection"
                 fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int, lent own;
-            descriptors(point, child) "O_NONBLOCK and F_DUPFD; for signals it becomes the kernel's; the rest by the placeholder"
+            descriptors(point, child) "O_NONBLOCK and F_DUPFD; signals move the connection to the kernel; the rest by the placeholder"
                 fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, lent own
                 = instead(descriptors::fcntl_with(fd, cmd, arg, real::fcntl));
             descriptors(point) "as fcntl"
                 fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, lent own
                 = instead(descriptors::fcntl_with(fd, cmd, arg, real::fcntl64));
-            descriptors(child) "FIONBIO, FIONREAD, SIOCOUTQ, SIOCATMARK; for signals it becomes the kernel's; the rest by the placeholder"
+            descriptors(child) "FIONBIO, FIONREAD, SIOCOUTQ, SIOCATMARK; signals move the connection to the kernel; the rest by the placeholder"
                 fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int, lent own;
             descriptors() "each connection closed, our own descriptors spared"
                 fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, lent own;
@@ -177,7 +177,7 @@ macro_rules! hooks {
             readiness(wakes, child) "kernel, and known to us"
                 fn epoll_create1(flags: c_int) -> c_int
                 = around(readiness::made);
-            readiness(child) "items of ours, or the kernel's"
+            readiness(child) "items of the library, or of the kernel"
                 fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int;
             readiness(point, child) "rings and kernel together"
                 fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
@@ -185,7 +185,7 @@ macro_rules! hooks {
                 fn epoll_pwait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
             readiness(point) "rings and kernel together"
                 fn epoll_pwait2(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-            process(runs) "a fork that runs no handlers: ours run"
+            process(runs) "a fork without handlers: the library's handlers run"
                 fn _Fork() -> pid_t
                 = instead(process::forked(0, || real::_Fork().into()) as pid_t);
             process(runs, catches) "a forked child notes whether its connection was short; prints the line of --summary"
@@ -195,9 +195,9 @@ macro_rules! hooks {
                 = instead(process::_exit(status));
             process(runs) "with memory of its own, the child is a fork"
                 fn clone(f: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: *mut c_void, tls: *mut c_void, child_tid: *mut c_void) -> c_int;
-            process(runs) "everything becomes the kernel's before a filter of system calls is set"
+            process(runs) "moves everything to the kernel before a system-call filter is set"
                 fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
-            rights() "what the process shared with processes of the fork group that keep their rights becomes the kernel's, before it goes on with fewer"
+            rights() "moves what the process shares with its fork group to the kernel before it gives up rights"
                 fn setuid(uid: uid_t) -> c_int
                 = around(credentials::changing);
             rights() "as setuid"
@@ -227,7 +227,7 @@ macro_rules! hooks {
             rights() "as setuid"
                 fn initgroups(user: *const c_char, gid: gid_t) -> c_int
                 = around(credentials::changing_groups);
-            rights() "new sockets are this user's from then on, for the kernel's policy"
+            rights() "policy takes new sockets for this user's from then on"
                 fn setfsuid(uid: uid_t) -> c_int
                 = around(credentials::changing_thread);
             rights() "as setfsuid"
@@ -239,7 +239,7 @@ macro_rules! hooks {
             process(wakes) "the monitor is greeted before"
                 fn chroot(path: *const c_char) -> c_int
                 = before(());
-            process(wakes) "shared memory off when the network namespace changes; with CLONE_FILES everything becomes the kernel's before"
+            process(wakes) "shared memory off when the network namespace changes; CLONE_FILES moves everything to the kernel first"
                 fn unshare(flags: c_int) -> c_int;
             process(wakes) "shared memory off when the network namespace changes"
                 fn setns(fd: c_int, kind: c_int) -> c_int;
@@ -261,7 +261,7 @@ macro_rules! hooks {
             process(runs) "shared memory may be used again"
                 fn munlockall() -> c_int
                 = then(process::unlocked);
-            process(runs, shell) "a program that loads the library inherits connections as they are; for others they become the kernel's first"
+            process(runs, shell) "a program that loads the library inherits connections as they are; for others they move to the kernel first"
                 fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int, lent same;
             process(runs) "as execve"
                 fn execv(path: *const c_char, argv: *const *const c_char) -> c_int, lent same
@@ -279,7 +279,7 @@ macro_rules! hooks {
                 fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
             process(runs) "as posix_spawn"
                 fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
-            process(point) "inheritable connections become the kernel's first"
+            process(point) "moves inheritable connections to the kernel first"
                 fn system(command: *const c_char) -> c_int
                 = before(process::before_shell());
             process() "as system"
@@ -299,7 +299,7 @@ macro_rules! hooks {
                 = then(|r| uring::made(ring, r));
             uring() "the ring is forgotten"
                 fn io_uring_queue_exit(ring: *mut c_void) -> ();
-            uring() "what the entries name becomes the kernel's first"
+            uring() "moves what the entries name to the kernel first"
                 fn io_uring_submit(ring: *mut c_void) -> c_int
                 = before(uring::submitting(ring));
             uring() "as io_uring_submit"
@@ -326,7 +326,7 @@ macro_rules! hooks {
             uring() "as io_uring_submit"
                 fn io_uring_enter2(fd: c_uint, submit: c_uint, n: c_uint, flags: c_uint, arg: *mut c_void, size: size_t) -> c_int
                 = before(uring::enter(fd as c_int, submit, flags));
-            uring() "registered descriptors become the kernel's first"
+            uring() "moves registered descriptors to the kernel first"
                 fn io_uring_register(fd: c_uint, op: c_uint, arg: *const c_void, n: c_uint) -> c_int
                 = before(uring::register(op, arg.cast(), n));
             uring() "as io_uring_register"
@@ -362,11 +362,11 @@ macro_rules! hooks {
             signals() "as sigaction"
                 fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t
                 = or(signals::simple(signal, handler, SA_RESETHAND | SA_NODEFER, false));
-            threads() "a thread that sleeps in us wakes up, and is cancelled when nothing of ours is held"
+            threads() "wakes a thread that sleeps in the library, which is cancelled when it holds no lock"
                 fn pthread_cancel(thread: pthread_t) -> c_int;
             threads() "asynchronous cancellation is deferred inside our functions"
                 fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
-            process(names_one) "a stream over our read and write; an undecided socket becomes the kernel's"
+            process(names_one) "a stream over the library's read and write; an undecided socket moves to the kernel"
                 fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
         }
     };
@@ -376,18 +376,18 @@ pub(crate) use hooks;
 /// Calls a macro with the functions that are not called like the others: they have variable arguments, or must not see
 /// another caller. They are looked at, and passed on as they came, or called with a list.
 ///
-/// family "what it does on our path" what_happens_first fn name;
+/// family "what it does" what_happens_first fn name;
 macro_rules! variadic_hooks {
     ($then:ident) => {
         $then! {
             process "as execve" list fn execl;
             process "as execve" list_by_path fn execlp;
             process "as execve" list_and_environment fn execle;
-            io "the connection becomes the kernel's first" hand_over fn dprintf;
+            io "moves the connection to the kernel first" hand_over fn dprintf;
             io "as dprintf" hand_over fn __dprintf_chk;
-            process "the real one: the child's calls are the kernel's, and before its exec the parent does what it does before posix_spawn" own fn vfork;
+            process "libc's: the child uses the kernel, and before its exec the parent does what it does before posix_spawn" own fn vfork;
             syscall "the call of that number, as if made by its name" own fn syscall;
-            process "what a library that is loaded with RTLD_DEEPBIND by its path has found in libc is set to ours" load fn dlopen;
+            process "replaces the libc functions that a library loaded by path with RTLD_DEEPBIND has found" load fn dlopen;
         }
     };
 }

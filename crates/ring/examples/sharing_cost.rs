@@ -14,8 +14,8 @@ fn main() {
 
 #[cfg(not(loom))]
 mod with_memory {
-    use fsocket_abi::arena::Half;
     use fsocket_abi::channel::{Dir, RING_CAP, RING_SLACK};
+    use fsocket_abi::half::Half;
     use fsocket_ring::{init_dir, init_half, recv, send, send_small, Mapped};
     use fsocket_sync::token::{self, Env};
     use std::hint::black_box;

@@ -1,8 +1,8 @@
 //! The consumer: records out of the ring, and looks at what is there.
 
 use crate::{align8, get, go_to, put, Bytes, Failed, CAP, MASK};
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{record, Dir};
+use fsocket_abi::half::Half;
 use fsocket_sync::atomic::Ordering;
 
 /// A long receive gives the producer space in pieces of so many bytes, for it to go on meanwhile: as receives of that

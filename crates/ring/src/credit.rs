@@ -4,8 +4,8 @@
 #[cfg(doc)]
 use crate::send_small;
 use crate::{align8, get, go_to, put, small, tiny, Bytes, MASK};
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::record;
+use fsocket_abi::half::Half;
 use fsocket_sync::atomic::Ordering;
 
 /// Where a message goes that is sent on credit: its own header, and the one behind it.

@@ -21,10 +21,10 @@
 //! which there is room behind the ring ([`fsocket_abi::channel::RING_SLACK`]).
 #![cfg_attr(not(loom), no_std)]
 
-use fsocket_abi::arena::Half;
 #[cfg(not(loom))]
 use fsocket_abi::channel::RING_SLACK;
 use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
+use fsocket_abi::half::Half;
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use fsocket_uaccess as uaccess;

@@ -1,8 +1,8 @@
 //! The producer: records into the ring, and what the consumer has left of it.
 
 use crate::{align8, get, go_to, put, small, Bytes, Failed, Hostile, CAP, MASK, SMALL};
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{record, Dir};
+use fsocket_abi::half::Half;
 use fsocket_sync::atomic::Ordering;
 
 /// Bytes between two looks at the consumer's position, where it has read all: then it may be that

@@ -6,7 +6,8 @@ mod shared;
 pub use shared::{enter, enter_on_credit, give_back, here, if_here, is_here, on_credit, owned, Entered, Here};
 
 use crate::stats;
-use fsocket_abi::arena::{Counter, Half};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::half::Half;
 use fsocket_sync::token::{self, Env};
 use fsocket_sys as sys;
 

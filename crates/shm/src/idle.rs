@@ -6,8 +6,8 @@
 use crate::table::{Desc, DESCS};
 use crate::{keeping, pool, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::RING_CAP;
+use fsocket_abi::half::Half;
 use fsocket_ring as ring;
 use fsocket_sys::{self as sys, cpu};
 

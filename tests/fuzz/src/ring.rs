@@ -2,8 +2,8 @@
 //! access of a call to the ring's memory.
 
 use crate::input::Input;
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
+use fsocket_abi::half::Half;
 use fsocket_ring::{self as ring, Bytes};
 use fsocket_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::alloc::{alloc_zeroed, dealloc, Layout};

@@ -21,8 +21,8 @@
 
 use crate::slab::{Slab, Slot};
 use core::sync::atomic::{AtomicU32, Ordering};
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{Dir, Slot as ChanSlot, SERVER};
+use fsocket_abi::half::Half;
 use fsocket_abi::sock::Sock;
 use fsocket_ring::Mapped;
 

@@ -6,8 +6,9 @@ use crate::stage::peer_status;
 use crate::table::Desc;
 use crate::{conn, stats, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{Counter, Half};
+use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{status, Dir, RING_CAP};
+use fsocket_abi::half::Half;
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sys::{self as sys, Errno};
 

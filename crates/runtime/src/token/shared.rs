@@ -3,7 +3,7 @@
 use super::{Linux, Reentered};
 use crate::process;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Half;
+use fsocket_abi::half::Half;
 use fsocket_sync::token;
 use fsocket_sys as sys;
 

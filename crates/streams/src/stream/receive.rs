@@ -9,9 +9,9 @@ use crate::table::Desc;
 use crate::values;
 use crate::{lengths, ready, stuck, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::Dir;
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::half::Half;
 use fsocket_ring::{self as ring, Failed};
 use fsocket_sys::{self as sys, Errno, Result};
 

@@ -77,7 +77,7 @@ impl Stage {
         if stood < Duration::from_secs(2) {
             assert!(failed.is_empty(), "{what}: {failed:?}");
         } else {
-            // docs/limits.md, "Steering".
+            // docs/limits.md, "Zones and steering".
             eprintln!("{what}: NOT JUDGED: the kernel took {stood:?} to take a CPU away");
         }
         let delta = self.middle.snapshot().since(&before);

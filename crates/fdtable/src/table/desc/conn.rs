@@ -4,8 +4,8 @@
 use crate::cow::Sparing;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{Dir, Slot as ChanSlot};
+use fsocket_abi::half::Half;
 use fsocket_abi::sock::Sock;
 use fsocket_ring::Mapped;
 
