@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-kernel bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -88,6 +88,12 @@ bench-shapes: benchmark ## servers and clients of many kinds with work in each r
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench shapes --strict --json bench/out/shapes.json --report bench/out/shapes.html $(SHAPES)
 
+bench-kernel: deps benchmark ## connections whose other end has no library, stock beside ours and stock again (about 30 minutes): KERNEL="--strict"
+	@mkdir -p bench/out
+	@$(RUN) target/release/fastsocket bench --quick --layout two-cpus --paths stock,kernel --json bench/out/kernel.json $(KERNEL)
+	@$(RUN) target/release/fastsocket bench shapes --quick --reps 5 --secs 1 --paths stock,kernel --json bench/out/kernel-shapes.json $(KERNEL)
+	@$(RUN) python3 tests/programs/rates.py --paths stock,kernel --json bench/out/kernel-rates.json $(KERNEL)
+
 bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
 	@mkdir -p bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin zones-bench -- --json bench/out/zones.json
@@ -119,7 +125,7 @@ short: build ## N (3000) short programs, none of which may hang; BUSY=20 process
 starts: build ## a shell that starts 500 programs without sockets: stock, an empty library and ours in turns: STARTS="--strict"
 	@$(RUN) python3 tests/soak/starts.py target/release/libfsocket.so target/release/fastsocketd $(STARTS)
 
-bench-programs: build ## requests a second of real programs, stock and ours in turns (about 40 minutes): RATES="redis nginx --rounds 3"
+bench-programs: build ## requests a second of real programs, stock and ours in turns (about 40 minutes): RATES="redis nginx --rounds 3 --paths stock,ours,kernel"
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/rates.py $(RATES)
 

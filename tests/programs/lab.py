@@ -27,8 +27,22 @@ class Wrong(Exception):
     """A step did not do what it has to."""
 
 
+#: Which end has the library, and of which world: "ours" is the lab's monitor, "world" another one, which does not know
+#: the first. A backend is a server behind the one that is looked at.
+SIDES = {
+    "stock": {},
+    # Stock a second time: how far two runs of the same are apart.
+    "control": {},
+    "ours": {"server": "ours", "client": "ours", "backend": "ours"},
+    # Connections that stay in the kernel: one end has the library, or both have it and two worlds.
+    "kernel": {"server": "ours"},
+    "client": {"client": "world"},
+    "worlds": {"server": "ours", "client": "world"},
+}
+
+
 class Lab:
-    """`side`: "stock" or "ours". `out`: where logs stay."""
+    """`side`: one of SIDES. `out`: where logs stay."""
 
     def __init__(self, side, out):
         self.side = side
@@ -40,9 +54,14 @@ class Lab:
         self.path.mkdir(mode=0o755)
         self.processes = []
         self.env = harness.plain_env()
-        self.monitor = None
-        if side == "ours":
+        self.monitor = self.world = None
+        self.world_env = {}
+        #: argv before that of the next clients, strace's say.
+        self.tracer = []
+        if "ours" in SIDES[side].values():
             self.start_monitor()
+        if "world" in SIDES[side].values():
+            self.start_world()
 
     def start_monitor(self):
         """The system's: servers that give up root reach it as well."""
@@ -54,6 +73,11 @@ class Lab:
         config.write_text(f'share = [[{users}]]\n[[rule]]\naction = "allow"\n')
         self.monitor = subprocess.Popen([harness.tool("monitor"), "--config", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
         self.until(lambda: self.ask("stat") is not None, 10, "the monitor does not answer")
+
+    def start_world(self):
+        """A private monitor, for clients that are not to meet the servers' library."""
+        path, self.world = harness.start_monitor(self.path / "world")
+        self.world_env = {"FASTSOCKET_SOCKET": str(path)}
 
     def file(self, name, content, mode=0o644):
         path = self.path / name
@@ -70,15 +94,19 @@ class Lab:
             shutil.chown(path, user)
         return path
 
-    def command(self, argv, side=None):
+    def command(self, argv, side=None, role="client"):
         argv = [str(a) for a in argv]
-        return [harness.tool("cli"), "run", "--", *argv] if (side or self.side) == "ours" else argv
+        where = SIDES[side or self.side].get(role)
+        if where is None:
+            return argv
+        world = [f"{name}={value}" for name, value in self.world_env.items()] if where == "world" else []
+        return [*(["env", *world] if world else []), harness.tool("cli"), "run", "--", *argv]
 
-    def start(self, argv, *, env=None, side=None, name=None, cwd=None, stdout=None):
-        """A process in the background, under the library on our side."""
+    def start(self, argv, *, env=None, side=None, name=None, cwd=None, stdout=None, role="server"):
+        """A process in the background, under the library where its side has that."""
         log = open(self.out / f"{name or pathlib.Path(str(argv[0])).name}.log", "ab")
         process = subprocess.Popen(
-            self.command(argv, side), cwd=cwd or self.path, env={**self.env, **(env or {})}, stdin=subprocess.DEVNULL,
+            self.command(argv, side, role), cwd=cwd or self.path, env={**self.env, **(env or {})}, stdin=subprocess.DEVNULL,
             stdout=stdout or log, stderr=log, start_new_session=True,
         )  # fmt: skip
         self.processes.append(process)
@@ -89,7 +117,7 @@ class Lab:
         argv = [str(a) for a in argv]
         try:
             done = subprocess.run(
-                self.command(argv, side), cwd=self.path, env={**self.env, **(env or {})}, input=data,
+                [*self.tracer, *self.command(argv, side)], cwd=self.path, env={**self.env, **(env or {})}, input=data,
                 stdin=subprocess.DEVNULL if data is None else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout,
             )  # fmt: skip
         except subprocess.TimeoutExpired as e:
@@ -125,7 +153,7 @@ class Lab:
         def there():
             if process is not None and process.poll() is not None:
                 raise Wrong(f"ended with {process.returncode} before it listened")
-            return self.sockets(port) > 0 and (self.side == "stock" or not known or self.knows(port))
+            return self.sockets(port) > 0 and (self.side != "ours" or not known or self.knows(port))
 
         kernel = lambda: f"nobody listens on {port} (kernel: {self.sockets(port)})"  # noqa: E731
         self.until(there, limit, kernel)
@@ -134,26 +162,28 @@ class Lab:
         state = self.ask("ss")
         return bool(state) and any(x["local"].endswith(f":{port}") for x in state["listeners"])
 
-    def ask(self, verb):
+    def ask(self, verb, env=None):
         """`fastsocket VERB --json`, or None if nobody answers."""
-        done = subprocess.run([harness.tool("cli"), verb, "--json"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
+        done = subprocess.run([harness.tool("cli"), verb, "--json"], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def counters(self):
-        """Ours, and `tcp_opens`: connections that the kernel opened in this namespace, by its own count."""
+        """Those of the library, and `tcp_opens`: connections that the kernel opened in this namespace, by its own count."""
         rows = [r.split() for r in pathlib.Path("/proc/net/snmp").read_text().splitlines() if r.startswith("Tcp:")]
         kernel = {"tcp_opens": int(dict(zip(*rows, strict=True))["ActiveOpens"])}
-        if self.side == "stock":
-            return kernel
-        said = self.ask("stat")
-        if said is None:
-            raise Wrong("the monitor does not answer")
-        return {**said["totals"], **kernel}
+        sums = {}
+        for env in [{}] * bool(self.monitor) + [self.world_env] * bool(self.world):
+            said = self.ask("stat", env)
+            if said is None:
+                raise Wrong("the monitor does not answer")
+            for name, n in said["totals"].items():
+                sums[name] = sums.get(name, 0) + n
+        return {**sums, **kernel}
 
     def load(self, spec):
         """`load.py` in the background; see there."""
         log = tempfile.TemporaryFile()
-        process = self.start([PYTHON, HERE / "load.py", json.dumps(spec)], name="load", stdout=log)
+        process = self.start([PYTHON, HERE / "load.py", json.dumps(spec)], name="load", stdout=log, role="client")
         process.result, process.began = log, time.monotonic()
         return process
 
@@ -218,9 +248,10 @@ class Lab:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        if self.monitor:
-            self.monitor.terminate()
-            self.monitor.wait(10)
+        for monitor in (self.monitor, self.world):
+            if monitor:
+                monitor.terminate()
+                monitor.wait(10)
 
 
 def free_port():

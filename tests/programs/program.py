@@ -32,6 +32,8 @@ class Program:
     restarts = True
     threads = 8
     env = None
+    #: Or "backend": a server behind the one that is looked at.
+    role = "server"
 
     def __init__(self, lab):
         self.lab = lab
@@ -66,7 +68,7 @@ class Program:
     # What is done with it.
 
     def start(self):
-        self.process = self.lab.start(self.argv(), name=type(self).__name__.lower(), env=self.env)
+        self.process = self.lab.start(self.argv(), name=type(self).__name__.lower(), env=self.env, role=self.role)
         self.lab.listens(self.port, self.process, known=self.path != "kernel")
         self.ready()
 

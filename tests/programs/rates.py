@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """Requests a second of real programs under full load, on kernel sockets and under the library, in turns.
 
-    tests/programs/rates.py [NAME…] [--rounds N] [--time S] [--strict] [--json FILE]
+    tests/programs/rates.py [NAME…] [--paths stock,ours,kernel] [--rounds N] [--time S] [--strict] [--json FILE]
 
-Both sides run in namespaces of their own at once; the one whose turn it is not waits. A row is one
+All sides run in namespaces of their own at once; those whose turn it is not wait. A row is one
 shape of load on one program: the medians of the rounds, the ratio of ours to stock with the range of
 the rounds' own ratios, CPU time a request (of the whole machine: run it alone), and the share of the
 connections that went over shared memory. Exit status 1 where a load failed or its connections took
 another path, and with --strict where a ratio is below 1 by more than its spread. Needs root.
 NAME: the beginning of a row's name.
+
+`--paths kernel` adds connections that stay in the kernel, beside stock: the library at the server only, at
+the client only, at both in two worlds (postgresql), and stock a second time, the control. A table at the end has their
+rates, CPU time (of the program's and the client's processes), context switches and system calls a request. System calls
+are counted in a round of their own, by strace. --strict fails where a way is below stock by more than the control.
 """
 
 import argparse
@@ -25,194 +30,12 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "suites")]
 
+import cost  # noqa: E402
 import harness  # noqa: E402
+import kernel  # noqa: E402
 from lab import Lab, Wrong  # noqa: E402
+from loads import CASES, rows  # noqa: E402
 from program import difference  # noqa: E402
-from programs import runtimes, stores, web  # noqa: E402
-
-
-def number(text, pattern, what):
-    found = re.search(pattern, text)
-    if not found:
-        raise Wrong(f"{what}: {text[-400:]}")
-    return float(found.group(1))
-
-
-def wrk(path, connections, threads=1, close=False):
-    """A closed loop of HTTP requests; `close`: each over a connection of its own."""
-
-    def load(p, seconds):
-        header = ["-H", "Connection: close"] if close else []
-        said = p.lab.run(["wrk", "-t", threads, "-c", connections, "-d", f"{seconds}s", *header, p.url(path)]).decode()
-        # (That a server ends a connection after so many requests `wrk` calls an error of reading.)
-        if "Non-2xx" in said or re.search(r"Socket errors: (?!connect 0, read \d+, write 0, timeout 0)", said):
-            raise Wrong(f"wrk: {said}")
-        return number(said, r"Requests/sec:\s*([\d.]+)", "wrk")
-
-    return load
-
-
-def pgbench(clients, threads, *words):
-    def load(p, seconds):
-        where = ["-h", "127.0.0.1", "-p", str(p.port), "-U", "postgres", "postgres"]
-        said = p.lab.run([f"{p.BIN}/pgbench", "-n", "-c", clients, "-j", threads, "-T", seconds, *words, *where]).decode()
-        return number(said, r"tps = ([\d.]+) \((?:without|including)", "pgbench")
-
-    return load
-
-
-def counted(run, first):
-    """A load by its number of requests: `run(p, n)` is the rate. The number that takes long enough is found at the
-    first turn."""
-
-    def load(p, seconds):
-        sizes = p.__dict__.setdefault("sizes", {})
-        if load not in sizes:
-            n = first
-            for _ in range(4):
-                n = max(first, int(run(p, n) * seconds))
-            sizes[load] = n
-        return run(p, sizes[load])
-
-    return load
-
-
-def sysbench(clients, test="oltp_point_select"):
-    def load(p, seconds):
-        said = p.lab.run(p.sysbench(test, f"--threads={clients}", f"--time={seconds}", "run")).decode()
-        return number(said, r"transactions:\s+\d+\s+\(([\d.]+) per sec", "sysbench")
-
-    return load
-
-
-def slap(clients):
-    """A connection for each query."""
-
-    def run(p, n):
-        n = max(n // clients, 1) * clients
-        said = p.lab.run(
-            ["mariadb-slap", "--no-defaults", "-h", "127.0.0.1", "-P", p.port, "-u", "root", "--create-schema=rates", "--no-drop", "--detach=1",
-             f"--concurrency={clients}", f"--number-of-queries={n}", "--query=select c from sbtest1 where id=500"]
-        ).decode()  # fmt: skip
-        return n / max(number(said, r"Average number of seconds to run all queries: ([\d.]+)", "mariadb-slap"), 0.001)
-
-    return counted(run, 512)
-
-
-def redis(clients, kind, *words):
-    def run(p, n):
-        said = p.lab.run(["redis-benchmark", "-p", p.port, "-c", clients, "-n", n, "-t", kind, "--csv", *words]).decode()
-        return number(said.splitlines()[-1], r'^"[^"]*","([\d.]+)"', "redis-benchmark")
-
-    return counted(run, 2000)
-
-
-def own(threads):
-    """Clients of load.py, which compare the answers."""
-
-    def load(p, seconds):
-        running = p.lab.load({"threads": threads, **p.load()})
-        time.sleep(seconds)
-        said = p.lab.ended_load(running)
-        if said["failed"] or said["wrong"]:
-            raise Wrong(f"load: {said}")
-        return said["ok"] / seconds
-
-    return load
-
-
-class RedisThreads(stores.Redis):
-    name = "redis, 2 io-threads"
-
-    def argv(self):
-        return [*super().argv(), "--io-threads", "2", "--io-threads-do-reads", "yes"]
-
-
-class MemcachedThreads(stores.Memcached):
-    name = "memcached, 4 threads"
-
-    def argv(self):
-        return [*super().argv(), "-t", "4"]
-
-
-class ApachePrefork(web.Apache):
-    name = "apache2 (prefork)"
-
-    def prepare(self):
-        super().prepare()
-        text = self.conf.read_text().replace("mpm_event", "mpm_prefork").replace("ThreadsPerChild 16\n", "")
-        self.conf.write_text(text.replace("StartServers 2\n", "StartServers 8\n"))
-
-
-class ApacheWorker(web.Apache):
-    """A process with 256 threads, each of which waits in the queue of one acceptor thread."""
-
-    name = "apache2 (worker)"
-
-    def prepare(self):
-        super().prepare()
-        text = self.conf.read_text().replace("mpm_event", "mpm_worker").replace("StartServers 2", "StartServers 1")
-        text = text.replace("ThreadsPerChild 16", "ThreadLimit 256\nThreadsPerChild 256").replace("MaxRequestWorkers 64", "MaxRequestWorkers 256")
-        self.conf.write_text(text)
-
-
-class PostgresRates(stores.Postgres):
-    def ready(self):
-        super().ready()
-        where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "postgres"]
-        self.lab.run([f"{self.BIN}/pgbench", "-q", "-i", "-s", "5", *where], side="stock")
-
-
-class MariadbRates(stores.Mariadb):
-    """With a thread for each connection."""
-
-    def argv(self):
-        return [*super().argv(), "--max-connections=400"]
-
-    def sysbench(self, test, *words):
-        return ["sysbench", test, "--db-driver=mysql", "--mysql-host=127.0.0.1", f"--mysql-port={self.port}", "--mysql-user=root",
-                "--mysql-db=rates", "--table-size=10000", "--db-ps-mode=disable", *words]  # fmt: skip
-
-    def ready(self):
-        super().ready()
-        self.lab.run(self.client("-e", "create database rates"), side="stock")
-        self.lab.run(self.sysbench("oltp_point_select", "prepare"), side="stock")
-
-
-PREPARED = ("-S", "-M", "prepared")
-HTTP = {
-    "1 connection": wrk("/1000", 1), "32 connections": wrk("/1000", 32, 2), "256 connections": wrk("/1000", 256, 2),
-    "64 KiB": wrk("/65536", 16, 2), "a connection a request": wrk("/1000", 16, 2, close=True),
-}  # fmt: skip
-SHORT = {f"a connection a request, c={c}": wrk("/1000", c, min(c, 2), close=True) for c in (1, 8, 64, 256)}
-SHORT_QUERIES = {f"a connection a query, c={c}": slap(c) for c in (1, 8, 64, 256)}
-SLOW = {k: HTTP[k] for k in ("1 connection", "32 connections", "64 KiB")}
-#: Program and the loads it is put under.
-CASES = [
-    (PostgresRates, {f"-S prepared c={c} j={j}": pgbench(c, j, *PREPARED) for c, j in ((1, 1), (2, 2), (8, 1), (16, 2), (64, 2))}
-     | {"-S simple c=8 j=2": pgbench(8, 2, "-S"), "TPC-B c=8 j=2": pgbench(8, 2),
-        "-S a connection a transaction": pgbench(4, 2, "-S", "-C")}),
-    (MariadbRates, {f"select c={c}": sysbench(c) for c in (1, 8, 64)} | {"read_write c=8": sysbench(8, "oltp_read_write")} | SHORT_QUERIES),
-    (stores.Redis, {"get c=1": redis(1, "get"), "get c=50": redis(50, "get"), "get c=50 -P 16": redis(50, "get", "-P", "16"),
-                    "lrange_600 c=20": redis(20, "lrange_600"), "set 16 KiB c=20": redis(20, "set", "-d", "16384")}),
-    (RedisThreads, {"get c=50": redis(50, "get", "--threads", "2")}),
-    (MemcachedThreads, {"8 clients": own(8), "32 clients": own(32)}),
-    (web.Nginx, HTTP),
-    (web.Haproxy, HTTP),
-    (web.Apache, HTTP),
-    (ApacheWorker, SHORT | {"256 connections": HTTP["256 connections"]}),
-    (ApachePrefork, SLOW | {"a connection a request": HTTP["a connection a request"]}),
-    (web.PhpFpm, {"4 KiB": wrk("/page.php?n=4096", 16, 2), "64 KiB": wrk("/page.php?n=65536", 16, 2)}),
-    (runtimes.Node, SLOW),
-    (runtimes.NodeCluster, SLOW),
-    (runtimes.Gunicorn, {"a connection a request": wrk("/1000", 16, 2, close=True)}),
-    (runtimes.Uvicorn, SLOW),
-    (runtimes.Java, SLOW),
-]  # fmt: skip
-
-
-def rows():
-    return {f"{cls.name}: {label}": (cls, load) for cls, loads in CASES for label, load in loads.items()}
 
 
 def busy():
@@ -234,17 +57,24 @@ def inside(name, side, out):
             begun = set()
             print(json.dumps({}), file=told, flush=True)
             for line in asked:
-                label, seconds = json.loads(line)
+                label, seconds, end = json.loads(line)
                 try:
                     load = rows()[label][1]
+                    if end:
+                        answer = {"calls": cost.system_calls(program, load, seconds, end)}
+                        print(json.dumps(answer), file=told, flush=True)
+                        continue
                     if label not in begun:
                         # Caches fill, and the size of the load is found.
                         begun.add(label)
                         load(program, seconds)
-                    before, cpu, began = lab.counters(), busy(), time.monotonic()
+                    before, used, cpu, began = lab.counters(), cost.now(lab), busy(), time.monotonic()
+                    program.requests = None
                     rate = load(program, seconds)
                     cpu = (busy() - cpu) / (time.monotonic() - began)
-                    answer = {"rate": rate, "cpu": cpu, "path": difference(before, lab.counters())}
+                    used, switches = (b - a for a, b in zip(used, cost.now(lab), strict=True))
+                    answer = {"rate": rate, "cpu": cpu, "path": difference(before, lab.counters()),
+                              "used": used, "switches": switches, "requests": program.requests or rate * seconds}  # fmt: skip
                 except Wrong as e:
                     answer = {"wrong": str(e)}
                 print(json.dumps(answer), file=told, flush=True)
@@ -273,11 +103,12 @@ class Side:
         line = self.told.readline()
         answer = json.loads(line) if line else {"wrong": (self.out / "log").read_text(errors="replace")[-600:]}
         if "wrong" in answer:
-            raise Wrong(answer["wrong"])
+            raise Wrong(f"{self.out.name}: {answer['wrong']}")
         return answer
 
-    def turn(self, label, seconds):
-        print(json.dumps([label, seconds]), file=self.asked, flush=True)
+    def turn(self, label, seconds, end=None):
+        """A load. `end`: only the system calls of that end are counted."""
+        print(json.dumps([label, seconds, end]), file=self.asked, flush=True)
         return self.answer()
 
     def end(self):
@@ -313,18 +144,68 @@ def show(r):
     )
 
 
-def main():
-    if sys.argv[1:2] == ["--inside"]:
-        inside(sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4]))
-        return
+def arguments():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("names", nargs="*", metavar="NAME")
+    p.add_argument("--paths", default="stock,ours", help="of stock, ours, kernel; stock is always measured [default: stock,ours]")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--time", type=int, default=2, help="seconds of one load")
     p.add_argument("--strict", action="store_true", help="a ratio below 1 fails")
     p.add_argument("--json", metavar="FILE", help="all figures")
     p.add_argument("--bin", metavar="DIR", help="where the library and its programs are [default: target/release]")
     args = p.parse_args()
+    args.paths = args.paths.split(",")
+    if set(args.paths) - {"stock", "ours", "kernel"}:
+        p.error(f"--paths {','.join(args.paths)}: there are stock, ours and kernel")
+    return args
+
+
+def system_calls(sides, label, seconds):
+    """Way to system calls of a request, by the ends that have the library there; stock's have all ends that are compared."""
+    ends = {"kernel": ["server"], "client": ["client"], "worlds": ["server", "client"], "stock": ["server", "client"]}
+    calls = {}
+    for way in (w for w in ends if w in sides):
+        for end in ends[way]:
+            try:
+                counted = sides[way].turn(label, seconds, end)["calls"]
+                calls.setdefault(way, {}).update({end: counted} if counted is not None else {})
+            except Wrong as e:
+                print(f"  {label}, {way}: system calls of the {end} are not known: {e}", flush=True)
+    return calls
+
+
+def program_rows(cls, labels, args, place):
+    """Measures the loads of one program: a row at a time of both tables, and what was wrong."""
+    ways = ["stock", *(["ours"] if "ours" in args.paths else []), *(kernel.ways_of(cls.name) if "kernel" in args.paths else [])]
+    sides = {}
+    try:
+        for side in ways:
+            sides[side] = Side(cls, side, place)
+            sides[side].answer()
+        for label in labels:
+            turns = []
+            for i in range(args.rounds):
+                # Each is the first once.
+                order = [ways[(i + k) % len(ways)] for k in range(len(ways))]
+                turns.append({side: sides[side].turn(label, args.time) for side in order})
+            row = measured(label, cls, turns) if "ours" in ways else None
+            wrong = [f"{way}: {why}" for t in turns for way in ways if (why := kernel.check(way, t[way]["path"]))]
+            if row and row["shm_expected"] and row["shm"] < 0.99:
+                wrong.append(f"not over shared memory: {row['path']}")
+            beside = None
+            if "kernel" in ways:
+                beside = kernel.measured(label, turns, system_calls(sides, label, 1))
+            yield label, row, beside, wrong
+    finally:
+        for side in sides.values():
+            side.end()
+
+
+def main():
+    if sys.argv[1:2] == ["--inside"]:
+        inside(sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4]))
+        return
+    args = arguments()
     if os.geteuid() != 0:
         raise SystemExit("rates: needs root, for namespaces and for servers that give it up")
     os.umask(0o022)
@@ -333,43 +214,40 @@ def main():
     out = harness.ROOT / "target" / "rates"
     tested = out / f"tested-{os.getpid()}"
     harness.snapshot(tested)
-    results, good = [], True
-    print(f"{'':48} {'stock/s':>10} {'ours/s':>10}  ratio (of the rounds)  CPU  shm", flush=True)
+    results, besides, good = [], [], True
+    if "ours" in args.paths:
+        print(f"{'':48} {'stock/s':>10} {'ours/s':>10}  ratio (of the rounds)  CPU  shm", flush=True)
     try:
         for cls, loads in CASES:
             labels = [x for x in (f"{cls.name}: {k}" for k in loads) if not args.names or any(x.startswith(n) for n in args.names)]
             if not labels:
                 continue
-            sides = {}
             try:
-                place = out / re.sub(r"[^a-z0-9]+", "-", cls.name.lower())
-                for side in ("stock", "ours"):
-                    sides[side] = Side(cls, side, place)
-                    sides[side].answer()
-                for label in labels:
-                    turns = []
-                    for i in range(args.rounds):
-                        order = ("stock", "ours") if i % 2 == 0 else ("ours", "stock")
-                        turns.append({side: sides[side].turn(label, args.time) for side in order})
-                    row = measured(label, cls, turns)
-                    results.append(row)
-                    show(row)
-                    if row["shm_expected"] and row["shm"] < 0.99:
-                        print(f"  FAILED: not over shared memory: {row['path']}", flush=True)
+                for label, row, beside, wrong in program_rows(cls, labels, args, out / re.sub(r"[^a-z0-9]+", "-", cls.name.lower())):
+                    if row:
+                        results.append(row)
+                        show(row)
+                    if beside:
+                        besides.append(beside)
+                        print("\n".join(kernel.table([beside])[2 if len(besides) == 1 else 3 :]), flush=True)
+                    for why in wrong:
+                        print(f"  FAILED: {why}", flush=True)
                         good = False
             except Wrong as e:
                 print(f"{cls.name}: FAILED: {e}", flush=True)
                 good = False
-            finally:
-                for side in sides.values():
-                    side.end()
     finally:
         shutil.rmtree(tested, ignore_errors=True)
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(results, indent=1) + "\n")
+        figures = {"shm": results, "kernel": besides} if besides else results
+        pathlib.Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
+    if besides:
+        print("\n".join(kernel.table(besides)))
     below = [r["row"] for r in results if r["ratio"] < 1 and r["high"] < 1]
-    print(f"rates: {len(results)} rows, {len(below)} below stock by more than their spread{': ' if below else ''}{'; '.join(below)}")
-    raise SystemExit(0 if good and results and not (args.strict and below) else 1)
+    below += [f"{r['row']} ({what})" for r in besides for what in r["below"]]
+    count = len(results) + len(besides)
+    print(f"rates: {count} rows, {len(below)} below stock by more than their spread{': ' if below else ''}{'; '.join(below)}")
+    raise SystemExit(0 if good and count and not (args.strict and below) else 1)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ pub const PROGRAM: &str = "fastsocket-bench";
 
 /// Measure stock sockets and ours in turn, and say what must show.
 ///
-/// Exit status: 1 if a measurement failed or was not accelerated, or (with
-/// --strict) missed what it must show; else 0.
+/// Exit status: 1 if a measurement failed or took another path; with --strict also if it missed what
+/// it must show, or is below stock on the kernel's path by more than the control; else 0.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
@@ -26,9 +26,9 @@ pub struct Bench {
     /// Only these, by name or by the beginning of it up to a dash
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Only these ways
+    /// Only these ways [default: all but kernel]
     #[arg(long, value_delimiter = ',')]
-    pub paths: Vec<Path>,
+    pub paths: Vec<Way>,
     /// Repetitions; the median counts [default: 5, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub reps: Option<u32>,
@@ -45,7 +45,7 @@ pub struct Bench {
     /// for CPUs that are free
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "strict")]
     pub hogs: u32,
-    /// Fail also if a bar is missed
+    /// Fail also if a bar is missed, or the kernel's path is below stock
     #[arg(long)]
     pub strict: bool,
     /// Say what there is to measure
@@ -67,10 +67,9 @@ pub enum Layouts {
     Both,
 }
 
-/// What carries the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Path {
+/// Names for `--paths`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Way {
     /// Loopback TCP, without the library
     Stock,
     /// Unix stream sockets
@@ -79,10 +78,46 @@ pub enum Path {
     Ours,
     /// A bare queue in shared memory
     Queue,
+    /// Kernel TCP where one end has the library: the server, then the client; and stock a second time
+    Kernel,
+}
+
+impl Way {
+    /// Whether a way has this path.
+    pub fn has(self, path: Path) -> bool {
+        match self {
+            Way::Stock => path == Path::Stock,
+            Way::Unix => path == Path::Unix,
+            Way::Ours => path == Path::Ours,
+            Way::Queue => path == Path::Queue,
+            Way::Kernel => Path::BESIDE.contains(&path),
+        }
+    }
+}
+
+/// What carries the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path {
+    Stock,
+    Unix,
+    Ours,
+    Queue,
+    /// Kernel TCP; the server has the library, its clients do not.
+    KernelServer,
+    /// Kernel TCP; the client has the library, its server does not.
+    KernelClient,
+    /// Stock a second time: how far two runs of the same are apart.
+    Control,
 }
 
 impl Path {
-    pub const ALL: [Path; 4] = [Path::Stock, Path::Unix, Path::Ours, Path::Queue];
+    pub const ALL: [Path; 7] =
+        [Path::Stock, Path::Unix, Path::Ours, Path::Queue, Path::KernelServer, Path::KernelClient, Path::Control];
+    /// Those that have a column of the main table.
+    pub const MAIN: [Path; 4] = [Path::Stock, Path::Unix, Path::Ours, Path::Queue];
+    /// Those that are compared with stock on the kernel's path.
+    pub const BESIDE: [Path; 3] = [Path::KernelServer, Path::KernelClient, Path::Control];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -90,8 +125,47 @@ impl Path {
             Path::Unix => "unix",
             Path::Ours => "ours",
             Path::Queue => "queue",
+            Path::KernelServer => "kernel-server",
+            Path::KernelClient => "kernel-client",
+            Path::Control => "control",
         }
     }
+
+    /// Whether one end has the library and the connections must stay in the kernel.
+    pub fn is_kernel(self) -> bool {
+        matches!(self, Path::KernelServer | Path::KernelClient)
+    }
+
+    /// Whether an end of this role has the library.
+    pub fn has_library(self, role: Role) -> bool {
+        match self {
+            Path::Ours => true,
+            Path::KernelServer => role == Role::Server,
+            Path::KernelClient => role == Role::Client,
+            Path::Stock | Path::Unix | Path::Queue | Path::Control => false,
+        }
+    }
+}
+
+/// The part that a process plays in a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Server,
+    Client,
+    /// The server behind the one that is measured.
+    Backend,
+}
+
+/// Names for `--paths` of `bench shapes`. Stock is always measured: all others are compared with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ShapePath {
+    /// Loopback TCP, without the library
+    Stock,
+    /// TCP sockets with the library
+    Ours,
+    /// Kernel TCP where one end has the library: the server, with zones and without, then the clients; and stock a
+    /// second time
+    Kernel,
 }
 
 /// Servers and clients of many kinds, with work in each request: requests a second and CPU time a
@@ -104,6 +178,9 @@ pub struct Shapes {
     /// Only shapes whose name contains one of these
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// Only these ways, and stock [default: stock,ours]
+    #[arg(long, value_delimiter = ',')]
+    pub paths: Vec<ShapePath>,
     /// Repetitions; the median counts [default: 5, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub reps: Option<u32>,

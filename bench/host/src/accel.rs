@@ -2,6 +2,7 @@
 //! proof that a run went through them.
 
 use anyhow::{anyhow, bail, Result};
+use fsocket_bench_args::Path as Way;
 use fsocket_client::locate::Pieces;
 use fsocket_client::{control, locate, preload_list};
 use fsocket_proto::paths;
@@ -55,6 +56,32 @@ impl Accel {
     pub fn environment(&self, command: &mut Command) {
         command.env(paths::ENV_SOCKET, &self.socket);
         command.env("LD_PRELOAD", preload_list::preload_list(std::env::var_os("LD_PRELOAD"), &self.library));
+    }
+
+    /// The error says why what ran since `before` did not stay in the kernel, or had no connection of the end that has
+    /// the library.
+    pub fn check_kernel(&self, before: &Counters, path: Way) -> Result<()> {
+        let counter = if path == Way::KernelClient { "connect_kernel" } else { "accept_kernel" };
+        let started = Instant::now();
+        loop {
+            let after = self.report()?.totals;
+            let grown = |name: &str| {
+                let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
+                value(&after).saturating_sub(value(before))
+            };
+            for other in ["connect_shm", "accept_shm", "path_upgrade"] {
+                if grown(other) > 0 {
+                    bail!("{} of the connections were to stay in the kernel: {other}", grown(other));
+                }
+            }
+            if grown(counter) > 0 {
+                return Ok(());
+            }
+            if started.elapsed() > SETTLE {
+                bail!("no connection over the kernel: {counter} is 0");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// The error says why what ran since `before` was not shared memory.

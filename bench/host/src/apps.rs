@@ -3,8 +3,9 @@
 use crate::child::Child;
 use crate::scenario::Job;
 use crate::step::{Step, Values, READY_LIMIT};
-use anyhow::{bail, Context, Result};
-use fsocket_bench_args::Path;
+use anyhow::{anyhow, bail, Context, Result};
+use fsocket_bench_args::Role;
+use fsocket_client::locate;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -32,8 +33,8 @@ pub struct Server {
     pub port: u16,
 }
 
-fn start(step: &Step, name: &str, port: u16, args: &[&str]) -> Result<Server> {
-    let mut command = step.command(program(name)?);
+fn start(step: &Step, role: Role, name: &str, port: u16, args: &[&str]) -> Result<Server> {
+    let mut command = step.command(role, program(name)?);
     let errors = fs::File::create(step.context.dir.join(format!("{name}.stderr")))?;
     command.args(args).current_dir(&step.context.dir).stderr(errors);
     let mut child = Child::spawn(command, Some(step.server_cpu()))?;
@@ -51,11 +52,11 @@ fn start(step: &Step, name: &str, port: u16, args: &[&str]) -> Result<Server> {
 pub fn redis(step: &Step) -> Result<Server> {
     let port = free_port()?;
     let args = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--port", &port.to_string()];
-    start(step, "redis-server", port, &args)
+    start(step, Role::Server, "redis-server", port, &args)
 }
 
 /// nginx with one worker and a file of 64 bytes at `/`.
-pub fn nginx(step: &Step) -> Result<Server> {
+pub fn nginx(step: &Step, role: Role) -> Result<Server> {
     let port = free_port()?;
     let dir = &step.context.dir;
     fs::create_dir_all(dir.join("html"))?;
@@ -77,7 +78,7 @@ pub fn nginx(step: &Step) -> Result<Server> {
     fs::write(&file, configuration)?;
     let prefix = dir.display().to_string();
     let log = dir.join("nginx.log").display().to_string();
-    start(step, "nginx", port, &["-p", &prefix, "-c", &file, "-e", &log])
+    start(step, role, "nginx", port, &["-p", &prefix, "-c", &file, "-e", &log])
 }
 
 /// haproxy in HTTP mode in front of `backend`.
@@ -91,12 +92,12 @@ fn haproxy(step: &Step, backend: u16) -> Result<Server> {
     );
     let file = step.context.dir.join("haproxy.cfg").display().to_string();
     fs::write(&file, configuration)?;
-    start(step, "haproxy", port, &["-db", "-f", &file])
+    start(step, Role::Server, "haproxy", port, &["-db", "-f", &file])
 }
 
 /// Runs a client to its end and gives back what it printed.
 fn client(step: &Step, name: &str, args: &[&str], limit: Duration) -> Result<String> {
-    let mut command = step.command(program(name)?);
+    let mut command = step.command(Role::Client, program(name)?);
     command.args(args).stderr(fs::File::create(step.context.dir.join(format!("{name}.stderr")))?);
     Child::spawn(command, Some(step.client_cpu()))?.finish(limit)
 }
@@ -107,21 +108,21 @@ pub fn run(step: &Step, job: Job) -> Result<Values> {
             let server = redis(step)?;
             redis_benchmark(step, server.port, clients)
         }
-        Job::NginxKeepAlive => wrk(step, nginx(step)?, &[]),
-        Job::NginxClose => wrk(step, nginx(step)?, &["-H", "Connection: close"]),
+        Job::NginxKeepAlive => wrk(step, nginx(step, Role::Server)?, &[]),
+        Job::NginxClose => wrk(step, nginx(step, Role::Server)?, &["-H", "Connection: close"]),
         Job::NginxAb => {
-            let server = nginx(step)?;
+            let server = nginx(step, Role::Server)?;
             let count = if step.context.quick { "8000" } else { "20000" };
             let url = format!("http://127.0.0.1:{}/index.html", server.port);
             let output = client(step, "ab", &["-q", "-n", count, "-c", "32", &url], Duration::from_secs(30))?;
-            Ok(Values::from([("rate", ab_rate(&output)?)]))
+            Ok(Values::from([("rate", ab_rate(&output)?), ("ops", count.parse()?)]))
         }
         Job::Haproxy => {
-            let backend = nginx(step)?;
+            let backend = nginx(step, Role::Backend)?;
             let front = haproxy(step, backend.port)?;
             wrk(step, front, &[])
         }
-        Job::CurlLoop => curl_loop(step, &nginx(step)?),
+        Job::CurlLoop => curl_loop(step, &nginx(step, Role::Server)?),
         Job::TrueLoop => true_loop(step),
         _ => bail!("not a program"),
     }
@@ -129,11 +130,12 @@ pub fn run(step: &Step, job: Job) -> Result<Values> {
 
 fn redis_benchmark(step: &Step, port: u16, clients: u32) -> Result<Values> {
     let count = if step.context.quick { 30_000 } else { 100_000 } * if clients > 1 { 2 } else { 1 };
+    let ops = f64::from(2 * count);
     let (port, clients, count) = (port.to_string(), clients.to_string(), count.to_string());
     let args = ["-p", &port, "-t", "get,set", "-c", &clients, "-n", &count, "--csv"];
     let output = client(step, "redis-benchmark", &args, Duration::from_secs(60))?;
     let value = |test: &str| csv_rate(&output, test).with_context(|| format!("no {test} in: {output}"));
-    Ok(Values::from([("get", value("GET")?), ("set", value("SET")?)]))
+    Ok(Values::from([("get", value("GET")?), ("set", value("SET")?), ("ops", ops)]))
 }
 
 /// The second column of the row of `test`.
@@ -147,7 +149,14 @@ fn wrk(step: &Step, server: Server, more: &[&str]) -> Result<Values> {
     let url = format!("http://127.0.0.1:{}/", server.port);
     let args = [&["-t1", "-c32", duration], more, &[url.as_str()]].concat();
     let output = client(step, "wrk", &args, Duration::from_secs(15))?;
-    Ok(Values::from([("rate", wrk_rate(&output)?)]))
+    Ok(Values::from([("rate", wrk_rate(&output)?), ("ops", wrk_requests(&output)?)]))
+}
+
+/// How many requests were answered.
+fn wrk_requests(output: &str) -> Result<f64> {
+    let line = output.lines().find(|l| l.contains(" requests in "));
+    let count = line.and_then(|l| l.split_whitespace().next()?.parse().ok());
+    count.with_context(|| format!("no number of requests in: {output}"))
 }
 
 /// Requests per second; an error if any request failed.
@@ -188,20 +197,21 @@ fn true_loop(step: &Step) -> Result<Values> {
 fn shell_loop(step: &Step, program: &str, count: u32) -> Result<Values> {
     let script = format!("i=0; while [ $i -lt {count} ]; do {program} || exit 1; i=$((i+1)); done");
     let mut command;
-    match (step.path, &step.context.accel) {
-        (Path::Ours, Some(accel)) => {
-            command = step.command(&step.context.own);
+    match &step.context.accel {
+        Some(accel) if step.path.has_library(Role::Client) => {
+            let cli = locate::program("fastsocket").map_err(|e| anyhow!(e))?;
+            command = step.command(Role::Client, cli);
             command.env_remove("LD_PRELOAD").args(["run", "--library"]).arg(&accel.library).args(["--", "sh", "-c"]);
         }
         _ => {
-            command = step.command("sh");
+            command = step.command(Role::Client, "sh");
             command.arg("-c");
         }
     }
     command.arg(script);
     let started = Instant::now();
     Child::spawn(command, Some(step.client_cpu()))?.finish(Duration::from_secs(60))?;
-    Ok(Values::from([("seconds", started.elapsed().as_secs_f64())]))
+    Ok(Values::from([("seconds", started.elapsed().as_secs_f64()), ("ops", f64::from(count))]))
 }
 
 #[cfg(test)]
@@ -213,6 +223,7 @@ mod tests {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"40000.00\",\"0.1\"\n\"GET\",\"41000.50\",\"0.1\"\n";
         assert_eq!(csv_rate(csv, "GET"), Some(41000.5));
         assert_eq!(csv_rate(csv, "LPUSH"), None);
+        assert_eq!(wrk_requests("  4321 requests in 2.00s, 1MB read\n").unwrap(), 4321.0);
         assert_eq!(wrk_rate("  1 threads\nRequests/sec:  12345.67\nTransfer/sec: 1MB\n").unwrap(), 12345.67);
         assert!(wrk_rate("  Socket errors: connect 0, read 7, write 0, timeout 0\nRequests/sec: 1\n").is_err());
         let ab =

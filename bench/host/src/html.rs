@@ -12,7 +12,7 @@ use std::fmt::Write;
 const SIZE: (u32, u32) = (900, 320);
 const STYLE: &str = "body{font:15px/1.4 sans-serif;max-width:64em;margin:2em auto;padding:0 1em;color:#222}\
     table{border-collapse:collapse;font-size:13px}td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}\
-    td:first-child,th:first-child{text-align:left}.MISSED,.NOT,.FAILED{color:#b00;font-weight:bold}.ok{color:#070}\
+    td:first-child,th:first-child{text-align:left}.MISSED,.ANOTHER,.FAILED{color:#b00;font-weight:bold}.ok{color:#070}\
     svg{max-width:100%;height:auto}code{background:#f4f4f4;padding:.1em .3em}";
 
 fn color(path: Path) -> RGBColor {
@@ -21,6 +21,9 @@ fn color(path: Path) -> RGBColor {
         Path::Unix => RGBColor(90, 150, 210),
         Path::Ours => RGBColor(215, 90, 30),
         Path::Queue => RGBColor(60, 60, 60),
+        Path::KernelServer => RGBColor(60, 150, 90),
+        Path::KernelClient => RGBColor(130, 200, 120),
+        Path::Control => RGBColor(200, 200, 200),
     }
 }
 
@@ -143,7 +146,7 @@ fn table(rows: &[&Row]) -> String {
     }
     for row in rows {
         let _ = write!(text, "<tr><td>{}", escape(&row.measure));
-        for path in Path::ALL {
+        for path in Path::MAIN {
             let _ = write!(text, "<td>{}", row.median(path).map_or("–".to_owned(), |v| value_text(v, row.unit)));
         }
         let (required, judgement) = (escape(&row.required()), row.judgement());

@@ -5,7 +5,7 @@ use crate::child::Child;
 use crate::step::{worker, NotAccelerated, Step, Values, READY_LIMIT};
 use crate::worker::{Op, OPEN, READY};
 use anyhow::{Context, Result};
-use fsocket_bench_args::Path;
+use fsocket_bench_args::{Path, Role};
 use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const CONNECTIONS: u64 = 1000;
 
 /// CPU time of nginx, redis and (ours) the monitor in ten idle seconds.
 pub fn cpu(step: &Step) -> Result<Values> {
-    let servers = [apps::nginx(step)?, apps::redis(step)?];
+    let servers = [apps::nginx(step, Role::Server)?, apps::redis(step)?];
     let mut roots: Vec<u32> = servers.iter().map(|s| s.child.pid()).collect();
     if let (Path::Ours, Some(accel)) = (step.path, &step.context.accel) {
         roots.push(accel.monitor_pid());
@@ -49,7 +49,7 @@ fn entries(dir: &str) -> Vec<String> {
 
 /// Seconds of CPU time of all threads; by `schedstat` in nanoseconds, else by
 /// `stat` in clock ticks.
-fn cpu_time(pid: u32) -> Result<f64> {
+pub fn cpu_time(pid: u32) -> Result<f64> {
     let mut ns = 0.0;
     for task in entries(&format!("/proc/{pid}/task")) {
         let Ok(text) = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat")) else {
@@ -73,11 +73,11 @@ fn cpu_ticks(pid: u32) -> Result<f64> {
 pub fn memory(step: &Step) -> Result<Values> {
     let accel = step.context.accel.as_ref().context("only ours")?;
     let count = CONNECTIONS.to_string();
-    let mut command = worker(step, "server", Op::Idle, "");
+    let mut command = worker(step, Role::Server, Op::Idle, "");
     command.args(["--max-ops", &count]);
     let mut server = Child::spawn(command, None)?;
     let ready = server.line(READY_LIMIT)?;
-    let mut command = worker(step, "client", Op::Idle, ready.strip_prefix(READY).context("server")?);
+    let mut command = worker(step, Role::Client, Op::Idle, ready.strip_prefix(READY).context("server")?);
     command.args(["--max-ops", &count]).stdin(Stdio::piped());
     let mut client = Child::spawn(command, None)?;
     let expect = |client: &mut Child| -> Result<()> {

@@ -20,6 +20,14 @@ pub struct Row {
     pub problems: Vec<Problem>,
 }
 
+/// A path to stock; above 1 it is better.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Beside {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
 #[derive(Debug)]
 pub struct Problem {
     pub path: Path,
@@ -31,7 +39,8 @@ impl Row {
     pub fn new(scenario: &Scenario, metric: &Metric, layout: Layout) -> Self {
         let mut bars = metric.bars.clone();
         // A bar below 1 says "about as fast"; that holds everywhere.
-        if layout == Layout::SameCpu && !bars.iter().any(|bar| matches!(bar, Bar::Stock(f) if *f < 1.0)) {
+        let is_judged = metric.unit != Unit::CpuMicroseconds;
+        if is_judged && layout == Layout::SameCpu && !bars.iter().any(|bar| matches!(bar, Bar::Stock(f) if *f < 1.0)) {
             bars = vec![Bar::Stock(1.0)];
         }
         Row {
@@ -59,9 +68,32 @@ impl Row {
 
     /// How many times better ours is than `other`.
     pub fn factor(&self, other: Path) -> Option<f64> {
-        let (ours, other) = (self.median(Path::Ours)?, self.median(other)?);
-        let factor = if self.better == Better::Higher { ours / other } else { other / ours };
+        self.times_better(self.median(Path::Ours)?, self.median(other)?)
+    }
+
+    fn times_better(&self, one: f64, other: f64) -> Option<f64> {
+        let factor = if self.better == Better::Higher { one / other } else { other / one };
         factor.is_finite().then_some(factor)
+    }
+
+    /// How many times better than stock a path is: by the medians, and in the worst and the best repetition.
+    pub fn beside_stock(&self, path: Path) -> Option<Beside> {
+        let median = self.times_better(self.median(path)?, self.median(Path::Stock)?)?;
+        let turns = self.values.get(&path)?.iter().zip(self.values.get(&Path::Stock)?);
+        let each = || turns.clone().filter_map(|(one, stock)| self.times_better(*one, *stock));
+        Some(Beside { median, low: each().reduce(f64::min)?, high: each().reduce(f64::max)? })
+    }
+
+    /// Kernel paths that are worse than stock in every repetition, and by the medians worse than the control ever was.
+    /// Fewer than three repetitions say nothing.
+    pub fn below(&self) -> Vec<Path> {
+        let is_enough = self.values.get(&Path::Control).is_some_and(|values| values.len() >= 3);
+        let Some(control) = self.beside_stock(Path::Control).filter(|_| is_enough) else { return Vec::new() };
+        let is_below = |path: &Path| {
+            let beside = self.beside_stock(*path);
+            beside.is_some_and(|b| path.is_kernel() && b.high < 1.0 && b.median < control.low)
+        };
+        Path::BESIDE.into_iter().filter(is_below).collect()
     }
 
     fn meets(&self, bar: Bar) -> Option<bool> {
@@ -82,7 +114,7 @@ impl Row {
     /// What stands in the last column.
     pub fn judgement(&self) -> &'static str {
         if self.problems.iter().any(|p| p.not_accelerated) {
-            "NOT ACCELERATED"
+            "ANOTHER PATH"
         } else if !self.problems.is_empty() {
             "FAILED"
         } else {
@@ -135,6 +167,7 @@ pub fn value_text(value: f64, unit: Unit) -> String {
         Unit::PerSecond => scaled(1000.0, &["/s", "k/s", "M/s", "G/s"]),
         Unit::BytesPerSecond => scaled(1000.0, &["B/s", "kB/s", "MB/s", "GB/s"]),
         Unit::Seconds => scaled(1000.0, &["s"]),
+        Unit::CpuMicroseconds => scaled(1000.0, &["us", "ms", "s"]),
         Unit::CpuMilliseconds => scaled(1e9, &["ms"]),
         Unit::Bytes => scaled(1024.0, &["B", "KiB", "MiB", "GiB"]),
     }
@@ -167,7 +200,7 @@ pub fn print(rows: &[Row]) {
         for row in here {
             let value = |path| row.median(path).map_or_else(|| "-".to_owned(), |v| value_text(v, row.unit));
             let mut cells = vec![Cell::new(&row.measure)];
-            cells.extend(Path::ALL.map(|path| Cell::new(value(path)).set_alignment(CellAlignment::Right)));
+            cells.extend(Path::MAIN.map(|path| Cell::new(value(path)).set_alignment(CellAlignment::Right)));
             cells.push(Cell::new(factor_text(row)).set_alignment(CellAlignment::Right));
             cells.push(Cell::new(row.required()));
             let judgement = Cell::new(row.judgement());
@@ -179,7 +212,33 @@ pub fn print(rows: &[Row]) {
         }
         anstream::println!("\nlayout {}: medians; 'ours vs stock' is how many times better", layout.name());
         table.lines().for_each(|line| anstream::println!("{}", line.trim_end()));
+        print_kernel(rows, layout);
     }
+}
+
+/// The kernel's path beside stock, where it was measured.
+fn print_kernel(rows: &[Row], layout: Layout) {
+    let measured = |row: &&Row| row.layout == layout && row.values.keys().any(|path| Path::BESIDE.contains(path));
+    let mut rows = rows.iter().filter(measured).peekable();
+    if rows.peek().is_none() {
+        return;
+    }
+    let mut table = table(&["measure", "stock", "library at server", "at client", "control", "below stock"]);
+    for row in rows {
+        let mut cells = vec![row.measure.clone()];
+        cells.push(row.median(Path::Stock).map_or_else(|| "-".to_owned(), |v| value_text(v, row.unit)));
+        cells.extend(Path::BESIDE.map(|path| {
+            let beside = row.beside_stock(path);
+            beside.map_or_else(|| "-".to_owned(), |b| format!("{:.3} ({:.2}-{:.2})", b.median, b.low, b.high))
+        }));
+        cells.push(row.below().iter().map(|p| p.name()).collect::<Vec<_>>().join(" "));
+        table.add_row(cells);
+    }
+    anstream::println!(
+        "\nlayout {}, connections in the kernel: times better than stock (range of the repetitions); control: stock again",
+        layout.name()
+    );
+    table.lines().for_each(|line| anstream::println!("{}", line.trim_end()));
 }
 
 pub fn list(scenarios: &[Scenario]) {
@@ -207,6 +266,8 @@ pub fn json(machine: &Machine, rows: &[Row], reps: usize, hogs: u32) -> Value {
             "medians": medians,
             "times_better_than_stock": row.factor(Path::Stock),
             "times_better_than_queue": row.factor(Path::Queue),
+            "beside_stock": Path::BESIDE.iter().filter_map(|p| Some((p.name(), row.beside_stock(*p)?))).collect::<BTreeMap<_, _>>(),
+            "below_stock": row.below(),
             "must_show": row.required(),
             "met": row.verdict(),
             "judgement": row.judgement(),
@@ -248,7 +309,19 @@ mod tests {
     fn a_run_over_another_path_is_not_a_result() {
         let mut row = row(Better::Lower, &[1.0], &[100.0], &[Bar::Stock(35.0)]);
         row.fail(Path::Ours, true, "kernel".to_owned());
-        assert_eq!(row.judgement(), "NOT ACCELERATED");
+        assert_eq!(row.judgement(), "ANOTHER PATH");
+    }
+
+    #[test]
+    fn the_kernel_is_below_by_more_than_the_control() {
+        let mut row = row(Better::Higher, &[], &[100.0, 100.0, 100.0], &[]);
+        row.values.insert(Path::Control, vec![97.0, 99.0, 102.0]);
+        row.values.insert(Path::KernelServer, vec![96.0, 95.0, 94.0]);
+        row.values.insert(Path::KernelClient, vec![98.0, 97.5, 99.0]);
+        assert_eq!(row.below(), [Path::KernelServer]);
+        assert_eq!(row.beside_stock(Path::Control), Some(Beside { median: 0.99, low: 0.97, high: 1.02 }));
+        row.values.insert(Path::KernelServer, vec![96.0, 95.0, 101.0]);
+        assert!(row.below().is_empty(), "once it was not below");
     }
 
     #[test]

@@ -1,23 +1,25 @@
 //! Runs one step: one scenario on one path.
 
+use crate::accel::Accel;
 use crate::child::Child;
 use crate::scenario::{Job, Layout, Scenario};
 use crate::step::{worker, NotAccelerated, Setting, Step, Values, READY_LIMIT};
 use crate::worker::{Op, Outcome, READY};
 use crate::{apps, idle, queue};
 use anyhow::{Context, Result};
-use fsocket_bench_args::Path;
+use fsocket_bench_args::{Path, Role};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 /// Measures, and makes sure that ours was ours.
 pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) -> Result<Values> {
     let step = Step { context, path, layout };
-    let before = match (&context.accel, path) {
-        (Some(accel), Path::Ours) => Some((accel, accel.report()?.totals)),
+    let before = match &context.accel {
+        Some(accel) if path == Path::Ours || path.is_kernel() => Some((accel, accel.report()?.totals)),
         _ => None,
     };
-    let values = match scenario.job {
+    let used = cpu_used(before.as_ref().map(|(accel, _)| *accel))?;
+    let mut values = match scenario.job {
         Job::Micro { op, size } => micro(&step, op, size)?,
         Job::IdleCpu => idle::cpu(&step)?,
         Job::IdleMemory => idle::memory(&step)?,
@@ -25,17 +27,36 @@ pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) 
     };
     // Nothing connects while everything is idle; that step checks for itself.
     let connects = !matches!(scenario.job, Job::IdleCpu | Job::TrueLoop);
+    if let Some(ops) = values.remove("ops").filter(|ops| *ops > 0.0) {
+        // (All processes of the step have ended.)
+        let used = cpu_used(before.as_ref().map(|(accel, _)| *accel))? - used;
+        values.insert("cpu_op", used * 1e6 / ops);
+    }
     if let (Some((accel, before)), true) = (before, connects) {
-        accel.check(&before).map_err(|e| e.context(NotAccelerated))?;
+        let checked = if path.is_kernel() { accel.check_kernel(&before, path) } else { accel.check(&before) };
+        checked.map_err(|e| e.context(NotAccelerated))?;
     }
     Ok(values)
+}
+
+/// Seconds of CPU time of all children that have ended, and of the monitor.
+fn cpu_used(accel: Option<&Accel>) -> Result<f64> {
+    // SAFETY: all fields of the structure are integers, so that zeros are a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives through the call.
+    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    let monitor = accel.map_or(Ok(0.0), |accel| idle::cpu_time(accel.monitor_pid()))?;
+    Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime) + monitor)
 }
 
 fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
     let seconds = step.seconds();
     let mut memory = None;
     let addr = match step.path {
-        Path::Stock | Path::Ours => String::new(),
+        Path::Stock | Path::Ours | Path::KernelServer | Path::KernelClient | Path::Control => String::new(),
         Path::Unix => {
             let path = step.context.dir.join("worker.sock");
             let _ = std::fs::remove_file(&path);
@@ -49,15 +70,15 @@ fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
             path
         }
     };
-    let mut command = worker(step, "server", op, &addr);
+    let mut command = worker(step, Role::Server, op, &addr);
     command.args(["--size", &size.to_string()]);
     let mut server = Child::spawn(command, None)?;
     let ready = server.line(READY_LIMIT)?;
     let addr = ready.strip_prefix(READY).context("the server says something else")?;
-    let mut command = worker(step, "client", op, addr);
+    let mut command = worker(step, Role::Client, op, addr);
     command.args(["--size", &size.to_string(), "--secs", &seconds.to_string()]);
-    if op == Op::Conn && step.path == Path::Stock {
-        // Below the number of ephemeral ports: stock shall not be measured in
+    if op == Op::Conn && !matches!(step.path, Path::Ours | Path::Unix) {
+        // Below the number of ephemeral ports: the kernel shall not be measured in
         // a table full of TIME-WAIT that it made itself.
         command.args(["--max-ops", "12000"]);
     }
@@ -69,6 +90,7 @@ fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
         ("p50", outcome.p50),
         ("p99", outcome.p99),
         ("rate", outcome.ops as f64 / outcome.seconds),
+        ("ops", (outcome.warm + outcome.ops) as f64),
         ("bytes", outcome.bytes as f64 / outcome.seconds),
     ]))
 }

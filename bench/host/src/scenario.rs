@@ -63,6 +63,8 @@ pub enum Unit {
     Seconds,
     #[serde(rename = "ms CPU")]
     CpuMilliseconds,
+    #[serde(rename = "us CPU")]
+    CpuMicroseconds,
     #[serde(rename = "B")]
     Bytes,
 }
@@ -98,7 +100,13 @@ fn metric(key: &'static str, label: &'static str, unit: Unit, better: Better, ba
     Metric { key, label, unit, better, bars: bars.to_vec() }
 }
 
-fn micro(name: String, op: Op, size: usize, metrics: Vec<Metric>) -> Scenario {
+/// CPU time of all processes for an operation, user and system. No bar: a thread that spins uses more and answers sooner.
+fn cpu() -> Metric {
+    metric("cpu_op", "CPU", Unit::CpuMicroseconds, Better::Lower, &[])
+}
+
+fn micro(name: String, op: Op, size: usize, mut metrics: Vec<Metric>) -> Scenario {
+    metrics.push(cpu());
     let mut paths = Path::ALL.to_vec();
     if matches!(op, Op::Conn | Op::Turns | Op::TurnsRate) {
         // The queue has no connections, and one thread at each end.
@@ -108,8 +116,12 @@ fn micro(name: String, op: Op, size: usize, metrics: Vec<Metric>) -> Scenario {
     Scenario { name, job: Job::Micro { op, size }, paths, layouts, metrics, max_reps: usize::MAX, programs: &[] }
 }
 
-fn app(name: &str, job: Job, metrics: Vec<Metric>, programs: &'static [&'static str]) -> Scenario {
-    let paths = vec![Path::Stock, Path::Ours];
+fn app(name: &str, job: Job, mut metrics: Vec<Metric>, programs: &'static [&'static str]) -> Scenario {
+    let mut paths = vec![Path::Stock, Path::Ours];
+    if !matches!(job, Job::TrueLoop | Job::IdleCpu | Job::IdleMemory) {
+        paths.extend(Path::BESIDE);
+        metrics.push(cpu());
+    }
     let layouts = vec![Layout::TwoCpus, Layout::SameCpu];
     Scenario { name: name.to_owned(), job, paths, layouts, metrics, max_reps: usize::MAX, programs }
 }

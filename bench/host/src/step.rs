@@ -3,7 +3,7 @@
 use crate::accel::{clean_environment, Accel};
 use crate::scenario::Layout;
 use crate::worker::Op;
-use fsocket_bench_args::Path;
+use fsocket_bench_args::{Path, Role};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -41,12 +41,12 @@ impl Step<'_> {
         self.context.cpus[(self.layout == Layout::TwoCpus) as usize]
     }
 
-    /// A command in the environment of this path.
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    /// A command with the environment of an end of this role.
+    pub fn command(&self, role: Role, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         clean_environment(&mut command);
         command.stdin(Stdio::null());
-        if let (Path::Ours, Some(accel)) = (self.path, &self.context.accel) {
+        if let (true, Some(accel)) = (self.path.has_library(role), &self.context.accel) {
             accel.environment(&mut command);
         }
         command
@@ -62,26 +62,29 @@ impl Step<'_> {
     }
 }
 
-/// Marks an error: the step worked, but over another path.
+/// Marks an error: the step worked, but over another path than it was to.
 #[derive(Debug, Clone, Copy)]
 pub struct NotAccelerated;
 
 impl std::fmt::Display for NotAccelerated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("NOT ACCELERATED")
+        f.write_str("ANOTHER PATH")
     }
 }
 
 /// Command of one end of a micro-benchmark.
-pub fn worker(step: &Step, role: &str, op: Op, addr: &str) -> Command {
-    let mut command = step.command(&step.context.own);
+pub fn worker(step: &Step, role: Role, op: Op, addr: &str) -> Command {
+    let mut command = step.command(role, &step.context.own);
     let transport = match step.path {
-        Path::Stock | Path::Ours => "tcp",
         Path::Unix => "unix",
         Path::Queue => "queue",
+        _ => "tcp",
     };
     let op = clap::ValueEnum::to_possible_value(&op).expect("no operation is skipped");
-    let cpu = if role == "server" { step.server_cpu() } else { step.client_cpu() };
+    let (role, cpu) = match role {
+        Role::Client => ("client", step.client_cpu()),
+        Role::Server | Role::Backend => ("server", step.server_cpu()),
+    };
     command.args(["worker", "--role", role, "--transport", transport, "--op", op.get_name()]);
     command.args(["--addr", addr, "--cpu", &cpu.to_string()]);
     command

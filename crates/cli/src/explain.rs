@@ -3,7 +3,7 @@
 pub mod overview;
 mod process;
 mod reason;
-mod sockets;
+pub mod sockets;
 
 use crate::cmdline::{Explain, Target};
 use crate::text::print;

@@ -168,14 +168,8 @@ mod tests {
 
     fn example() -> Report {
         let counters = Counters::from([("connect_shm".to_owned(), 7), ("fallback.remote".to_owned(), 2)]);
-        let process = Process {
-            pid: 12,
-            comm: "nginx".to_owned(),
-            family: 12,
-            counters: counters.clone(),
-            off: false,
-            rule: String::new(),
-        };
+        let process =
+            Process { pid: 12, comm: "nginx".to_owned(), family: 12, counters: counters.clone(), ..Default::default() };
         Report { totals: counters, processes: vec![process], ..Default::default() }
     }
 

@@ -1,5 +1,6 @@
 //! `fastsocket top`: what is going on, again and again.
 
+mod open;
 mod options;
 mod plain;
 mod screen;

@@ -216,7 +216,14 @@ mod tests {
         // Two listeners in two network namespaces.
         let listener =
             |id, opened| Listener { id, local: "0.0.0.0:80".into(), opened, queued: 1, ..Default::default() };
-        let channel = |id, connections| Channel { id, listener: id.into(), connections, resident: 4096, client_pid: 1 };
+        let channel = |id, connections| Channel {
+            id,
+            listener: id.into(),
+            connections,
+            resident: 4096,
+            client_pid: 1,
+            by_agents: false,
+        };
         Report {
             monitor_version: "1.2.3".into(),
             totals: Counters::from(totals.map(|(n, v)| (n.to_owned(), v))),

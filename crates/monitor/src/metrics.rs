@@ -1,7 +1,7 @@
 //! `--metrics ADDR`: metrics over HTTP, from a thread of their own.
 //!
 //! The thread talks to scrapers, and asks the event loop for a report over a control socket of its own, as
-//! `fastsocket stat` does. A slow or hostile scraper costs the event loop one report in [`FRESH`], and other scrapers
+//! `fastsocket stat` does. Slow or hostile scrapers cost the event loop one part in [`SHARE`] of its time, and each other
 //! nothing but that.
 
 mod http;
@@ -25,7 +25,9 @@ use std::time::{Duration, Instant};
 const MOST: usize = 64;
 /// After a connection could not be accepted (no descriptor is left, say) the next attempt is made so much later.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The thread answers from the same report for so long.
+/// The thread answers from the same report for this many times as long as the event loop took to give it.
+const SHARE: u32 = 20;
+/// But no longer.
 const FRESH: Duration = Duration::from_secs(1);
 /// The event loop may take so long to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -60,6 +62,7 @@ struct Server {
     line: OwnedFd,
     seq: u32,
     connections: Vec<Connection>,
+    /// The last text, and until when it holds.
     last: Option<(Instant, Vec<u8>)>,
     /// When to accept again; `None`: now.
     accepts_at: Option<Instant>,
@@ -141,9 +144,11 @@ impl Server {
     }
 
     fn text(&mut self) -> Option<Vec<u8>> {
-        if self.last.as_ref().is_none_or(|(at, _)| at.elapsed() > FRESH) {
+        let asked = Instant::now();
+        if self.last.as_ref().is_none_or(|(until, _)| *until <= asked) {
             let report = self.report()?;
-            self.last = Some((Instant::now(), fsocket_metrics::text(Some(&report)).into_bytes()));
+            let until = Instant::now() + (asked.elapsed() * SHARE).min(FRESH);
+            self.last = Some((until, fsocket_metrics::text(Some(&report)).into_bytes()));
         }
         self.last.as_ref().map(|(_, text)| text.clone())
     }

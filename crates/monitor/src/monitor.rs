@@ -1,6 +1,7 @@
 //! The state of the monitor, and its event loop.
 
 mod accepting;
+mod counts;
 mod handle;
 mod serving;
 

@@ -1,5 +1,7 @@
 //! What `fastsocket stat` and `fastsocket ss` show.
 
+mod open;
+
 use crate::address;
 use crate::arenas::{add, add_all, Arena, Totals, ZoneTotals};
 use crate::context::Context;
@@ -133,13 +135,14 @@ impl Sources<'_> {
     /// The report.
     pub fn report(&self, wanted: Wanted) -> Report {
         let sees = |uid: u32| wanted.viewer == 0 || self.ctx.config.private || wanted.viewer == uid;
+        let open = self.open(&sees);
         Report {
             version: VERSION,
             monitor_pid: std::process::id(),
             monitor_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime: self.ctx.started.elapsed().as_secs_f64(),
             totals: self.report_totals(&sees),
-            processes: self.report_processes(&sees),
+            processes: self.report_processes(&sees, &open),
             listeners: self.report_listeners(wanted.netns, &sees),
             connections: if wanted.is_brief { Vec::new() } else { self.report_connections(&sees) },
             hosts: self.ctx.hosts.report(self.ctx.config.hosts.as_ref(), sees(0)),
@@ -148,6 +151,7 @@ impl Sources<'_> {
             zones: self.report_accepts(&sees),
             event_loop: self.event_loop.clone(),
             held: self.report_held(&sees),
+            idle_kernel: open.idle_kernel.len() as u64,
             flow_groups: self.steered.iter().cloned().chain(self.zones.report_flow_groups(&sees)).collect(),
             channels: self
                 .shm
@@ -160,6 +164,7 @@ impl Sources<'_> {
                     client_pid: ch.client_pid,
                     connections: ch.mem.slots_in_use() as u32,
                     resident: ch.mem.resident(),
+                    by_agents: self.is_agents(ch, CLIENT) || self.is_agents(ch, SERVER),
                 })
                 .collect(),
         }
@@ -208,7 +213,7 @@ impl Sources<'_> {
         sum
     }
 
-    fn report_processes(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Process> {
+    fn report_processes(&self, sees: &dyn Fn(u32) -> bool, open: &open::Open) -> Vec<Process> {
         let mut roots = HashMap::new();
         let mut list: Vec<_> = self.ctx.clients.iter().filter(|(_, c)| c.is_process() && sees(c.uid)).collect();
         // The oldest of a family gives it its name.
@@ -234,6 +239,7 @@ impl Sources<'_> {
                     off: self.ctx.is_off(id),
                     rule: self.ctx.program(id).map(|p| p.place.clone()).unwrap_or_default(),
                     counters: named(&counters),
+                    open: open.of(c),
                 }
             })
             .collect()

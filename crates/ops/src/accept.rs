@@ -22,6 +22,12 @@ use parts::Parts;
 /// While our queues have connections, the kernel's is looked at this often.
 const KERNEL_EVERY: u32 = 8;
 
+/// The kernel has accepted a connection of a listener that has no SYN queues, and none of whose zones was asked.
+#[cold]
+pub fn from_kernel_alone() {
+    kernel::count();
+}
+
 /// # Safety
 /// `addr` and `len` as accept4(2) wants them.
 pub unsafe fn accept(

@@ -54,6 +54,9 @@ pub struct Report {
     /// What the monitor has open for users.
     #[serde(default)]
     pub held: Vec<Held>,
+    /// Kernel connections that stay idle behind connections over another path.
+    #[serde(default)]
+    pub idle_kernel: u64,
 }
 
 /// How long the monitor is with one thing (a user's turn, say) before it looks at the next.
@@ -221,6 +224,19 @@ pub struct Process {
     /// Where the configuration says something of the program: FILE:LINE, or nothing.
     #[serde(default)]
     pub rule: String,
+    #[serde(default)]
+    pub open: Open,
+}
+
+/// Ends of connections that a process has open. Those in the kernel are not the monitor's to see.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// Over shared memory, with another process of this host.
+    pub shm: u64,
+    /// Over shared memory with the agent, and RDMA to another host.
+    pub agents: u64,
+    /// Ends of these two behind which a kernel connection stays, idle.
+    pub idle_kernel: u64,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -272,4 +288,7 @@ pub struct Channel {
     pub connections: u32,
     /// Resident bytes of shared memory.
     pub resident: u64,
+    /// The agent is at one end: the connections go to another host.
+    #[serde(default)]
+    pub by_agents: bool,
 }

@@ -133,6 +133,7 @@ class Haproxy(Http):
 
     def prepare(self):
         self.backend = Nginx(self.lab)
+        self.backend.role = "backend"
         self.backend.prepare()
         self.backend.start()
         self.conf = self.lab.file("haproxy.cfg", self.text())
@@ -210,7 +211,7 @@ class PhpFpm(Http):
         return ["php-fpm8.2", "-F", "-y", self.conf]
 
     def start(self):
-        self.process = self.lab.start(self.argv(), name="php-fpm")
+        self.process = self.lab.start(self.argv(), name="php-fpm", role="backend")
         self.lab.listens(self.fpm, self.process)
 
     def serve(self):

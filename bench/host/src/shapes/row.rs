@@ -2,6 +2,7 @@
 
 use super::plan::Shape;
 use super::verdict;
+use super::way::{CONTROL, KERNEL, OURS, STOCK};
 use serde::Serialize;
 
 /// What one repetition measured.
@@ -13,6 +14,8 @@ pub struct Sample {
     pub cpu_us: f64,
     pub p50_us: f64,
     pub p99_us: f64,
+    /// Share of accepts from a zone's own socket in all accepts in the kernel.
+    pub zoned: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -24,29 +27,67 @@ pub struct Row {
     pub problems: Vec<String>,
 }
 
+/// Lowest and highest are of single repetitions.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Ratio {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// A way over the kernel beside stock, and the control: stock a second time.
+#[derive(Debug, Serialize)]
+pub struct Beside {
+    pub way: &'static str,
+    /// Requests a second and CPU time of a request, to stock.
+    pub rate: Ratio,
+    pub cpu: Ratio,
+    pub control_rate: Ratio,
+    pub control_cpu: Ratio,
+}
+
 impl Row {
-    /// Ours to stock in each repetition; none where one of them failed.
-    pub fn ratios(&self, of: fn(&Sample) -> f64) -> Vec<f64> {
-        match (self.samples.first(), self.samples.last()) {
-            (Some((_, stock)), Some((_, ours))) if stock.len() == ours.len() => {
-                ours.iter().zip(stock).map(|(a, b)| of(a) / of(b)).collect()
+    fn of(&self, way: &str) -> Option<&[Sample]> {
+        self.samples.iter().find(|(name, _)| *name == way).map(|(_, samples)| &samples[..])
+    }
+
+    /// To stock in each repetition; none where one of them failed.
+    fn ratios(&self, way: &str, of: fn(&Sample) -> f64) -> Vec<f64> {
+        match (self.of(STOCK), self.of(way)) {
+            (Some(stock), Some(way)) if stock.len() == way.len() => {
+                way.iter().zip(stock).map(|(a, b)| of(a) / of(b)).collect()
             }
             _ => Vec::new(),
         }
     }
 
+    /// To stock, of the medians.
+    pub fn ratio(&self, way: &str, of: fn(&Sample) -> f64) -> Option<Ratio> {
+        let [_, low, high] = spread(self.ratios(way, of));
+        let median = |samples: &[Sample]| spread(samples.iter().map(of).collect())[0];
+        let median = median(self.of(way)?) / median(self.of(STOCK)?);
+        median.is_finite().then_some(Ratio { median, low, high })
+    }
+
     /// Requests a second, ours to stock: of the medians, the lowest and the highest repetition.
     pub fn rate(&self) -> Option<[f64; 3]> {
-        let [_, low, high] = spread(self.ratios(|s| s.rate));
-        let median = |(_, samples): &(&str, Vec<Sample>)| spread(samples.iter().map(|s| s.rate).collect())[0];
-        let ratio = median(self.samples.last()?) / median(self.samples.first()?);
-        ratio.is_finite().then_some([ratio, low, high])
+        self.ratio(OURS, |s| s.rate).map(|r| [r.median, r.low, r.high])
+    }
+
+    /// Every way over the kernel that was measured.
+    pub fn beside(&self) -> Vec<Beside> {
+        let of = |way| {
+            let [rate, cpu]: [fn(&Sample) -> f64; 2] = [|s| s.rate, |s| s.cpu_us];
+            let (control_rate, control_cpu) = (self.ratio(CONTROL, rate)?, self.ratio(CONTROL, cpu)?);
+            Some(Beside { way, rate: self.ratio(way, rate)?, cpu: self.ratio(way, cpu)?, control_rate, control_cpu })
+        };
+        KERNEL.into_iter().filter_map(of).collect()
     }
 
     pub fn measured(&self) -> Option<verdict::Measured<'_>> {
         let [rate, _, best] = self.rate()?;
         let low = |of| {
-            let [median, low, _] = spread(self.ratios(of));
+            let [median, low, _] = spread(self.ratios(OURS, of));
             verdict::Ratio { median, best: low }
         };
         let rate = verdict::Ratio { median: rate, best };

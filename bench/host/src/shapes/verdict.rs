@@ -4,6 +4,7 @@
 //! the best of the repetitions says.
 
 use super::plan::Shape;
+use super::row::Beside;
 
 /// Requests a second, of stock's.
 const RATE: f64 = 0.97;
@@ -42,6 +43,21 @@ pub fn missed(m: &Measured, cpus: usize) -> Vec<&'static str> {
         list.push("p99");
     }
     list
+}
+
+impl Beside {
+    /// Names the quantities that are worse than stock in every repetition, and by the medians worse than the control ever
+    /// was.
+    pub fn missed(&self) -> Vec<&'static str> {
+        let mut list = Vec::new();
+        if self.rate.high < 1.0 && self.rate.median < self.control_rate.low {
+            list.push("rate");
+        }
+        if self.cpu.low > 1.0 && self.cpu.median > self.control_cpu.high {
+            list.push("cpu");
+        }
+        list
+    }
 }
 
 /// A geometric mean and its bar.
@@ -90,6 +106,17 @@ mod tests {
         assert_eq!([rate, cpu, p99].map(|m| missed(&m, 2)), [vec!["rate"], vec!["cpu"], vec!["p99"]]);
         let means = means(&[good(), Measured { rate: ratio(4.0, 4.0), ..good() }], 2);
         assert!(means.len() == 1 && (means[0].mean - (0.96f64 * 4.0).sqrt()).abs() < 1e-9 && !means[0].is_missed());
+    }
+
+    #[test]
+    fn the_kernel_misses_by_more_than_the_control() {
+        use crate::shapes::row::Ratio;
+        let ratio = |median, low, high| Ratio { median, low, high };
+        let control = ratio(1.0, 0.97, 1.03);
+        let of = |rate, cpu| Beside { way: "kernel-server", rate, cpu, control_rate: control, control_cpu: control };
+        assert_eq!(of(ratio(0.95, 0.9, 0.99), ratio(1.05, 1.01, 1.1)).missed(), ["rate", "cpu"]);
+        assert!(of(ratio(0.98, 0.9, 0.99), ratio(1.02, 1.01, 1.1)).missed().is_empty(), "as the control");
+        assert!(of(ratio(0.95, 0.9, 1.01), ratio(1.05, 0.99, 1.1)).missed().is_empty(), "not in every repetition");
     }
 
     #[test]

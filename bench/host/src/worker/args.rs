@@ -60,6 +60,8 @@ pub struct Worker {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub ops: u64,
+    /// Operations before those, which count for CPU time only.
+    pub warm: u64,
     pub bytes: u64,
     pub seconds: f64,
     /// Nanoseconds per round trip.

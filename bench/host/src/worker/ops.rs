@@ -83,11 +83,13 @@ fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outco
     let message: Vec<u8> = (0..args.size).map(|i| (i * 7 + 1) as u8).collect();
     let mut echo = vec![0; args.size];
     let warm_up = Instant::now();
+    let mut warm = 0;
     while warm_up.elapsed().as_secs_f64() < args.secs / 5.0 {
         link.send(&message)?;
         if !link.recv_all(&mut echo)? || echo != message {
             return Err(io::Error::other("echo differs"));
         }
+        warm += 1;
     }
     // Not zero: every page is there before the clock runs.
     let mut samples = vec![u64::MAX; SAMPLES.min((args.secs * 20e6) as usize).max(1)];
@@ -120,7 +122,8 @@ fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outco
     }
     link.finish()?;
     let at = |q| histogram.value_at_quantile(q) as f64 / 10.0;
-    Ok(Outcome { ops: ops as u64, bytes: (ops * args.size * 2) as u64, seconds, p50: at(0.5), p99: at(0.99) })
+    let bytes = (ops * args.size * 2) as u64;
+    Ok(Outcome { ops: ops as u64, warm, bytes, seconds, p50: at(0.5), p99: at(0.99) })
 }
 
 fn one_way<L: Link>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
@@ -177,7 +180,8 @@ pub fn connections(unix: bool, args: &Worker) -> io::Result<Outcome> {
         }
         Ok(())
     };
-    for _ in 0..100 {
+    let warm = 100;
+    for _ in 0..warm {
         once()?;
     }
     let mut ops = 0;
@@ -190,7 +194,7 @@ pub fn connections(unix: bool, args: &Worker) -> io::Result<Outcome> {
     }
     let seconds = started.elapsed().as_secs_f64();
     connect()?.send(&[QUIT; SHORT])?;
-    Ok(Outcome { ops, bytes: ops * 2 * SHORT as u64, seconds, ..Default::default() })
+    Ok(Outcome { ops, warm, bytes: ops * 2 * SHORT as u64, seconds, ..Default::default() })
 }
 
 /// Server of `idle`: `count` connections, one exchange on each, all kept.

@@ -7,14 +7,15 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 /// Inodes of a process's sockets.
-fn inodes(process: &Process) -> impl Iterator<Item = u64> {
+pub fn inodes(process: &Process) -> impl Iterator<Item = u64> {
     process.fd().into_iter().flatten().flatten().filter_map(|fd| match fd.target {
         FDTarget::Socket(inode) => Some(inode),
         _ => None,
     })
 }
 
-fn table(process: &Process) -> Vec<TcpNetEntry> {
+/// TCP sockets of the network namespace of a process.
+pub fn table(process: &Process) -> Vec<TcpNetEntry> {
     [process.tcp(), process.tcp6()].into_iter().flatten().flatten().collect()
 }
 

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-/// Rates of connections and bytes by process and listener, as they change
+/// Open connections by path, and rates of connections and bytes by process and listener, as they change
 ///
 /// On a terminal: q quits, s sorts by the next column, r turns the order around, / filters by program,
 /// pid or address (Esc: no filter any more), p pauses. In a pipe, or with --plain, one block of text each time.

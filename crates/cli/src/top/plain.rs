@@ -1,8 +1,9 @@
 //! One block of text a look, for pipes.
 
+use super::open::Open;
 use super::options::Top;
 use super::source::{Source, FIRST};
-use super::view::{Rates, View};
+use super::view::{ProcessRow, View};
 use crate::text::{print, table};
 use anyhow::Result;
 use std::time::Duration;
@@ -49,39 +50,56 @@ pub fn percent(share: Option<f64>) -> String {
 /// The line above all.
 pub fn headline(view: &View) -> String {
     format!(
-        "monitor {} up {:.0} s; shared memory {} of connections now, {} so far; {} open in {} channels, {} B resident",
+        "monitor {} up {:.0} s; open: {}; new: {}/s and {}/s, so far {} shared memory; {} B resident in {} channels",
         view.monitor_pid,
         view.uptime,
-        percent(view.all.share()),
+        paths(&view.open),
+        short(view.all.shm),
+        short(view.all.kernel),
         percent(view.share_so_far),
-        view.open,
-        view.channels,
         short(view.resident as f64),
+        view.channels,
     )
 }
 
-pub const PROCESSES: [&str; 8] =
-    ["PID", "PROGRAM", "SHM/s", "KERNEL/s", "SHARE", "SENT B/s", "RECEIVED B/s", "FALLBACKS/s"];
+/// How many connections are open on each path, and their share.
+pub fn paths(open: &Open) -> String {
+    let all = (open.shm + open.rdma + open.kernel) as f64;
+    if all == 0.0 {
+        return "no connection".into();
+    }
+    let part = |n: u64, path: &str| format!("{n} {path} ({:.1}%)", n as f64 / all * 100.0);
+    let rdma = (open.rdma > 0).then(|| part(open.rdma, "RDMA"));
+    let always = [Some(part(open.shm, "shared memory")), rdma, Some(part(open.kernel, "kernel TCP"))];
+    always.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// SHM, KERNEL and SHARE (of shared memory) are of open connections.
+pub const PROCESSES: [&str; 10] =
+    ["PID", "PROGRAM", "SHM", "KERNEL", "SHARE", "SHM/s", "KERNEL/s", "SENT B/s", "RECV B/s", "FALLBACKS/s"];
 pub const LISTENERS: [&str; 5] = ["LISTENER", "PROGRAM", "NEW/s", "OPEN", "QUEUED"];
 pub const REASONS: [&str; 3] = ["REASON", "TIMES/s", "SO FAR"];
 pub const ZONES: [&str; 5] = ["CPU", "LOCAL/s", "GLOBAL/s", "REMOTE/s", "STOLEN/s"];
 
 /// The cells of each table, row by row.
 pub struct Cells {
-    pub processes: Vec<[String; 8]>,
+    pub processes: Vec<[String; 10]>,
     pub listeners: Vec<[String; 5]>,
     pub reasons: Vec<[String; 3]>,
     pub zones: Vec<[String; 5]>,
 }
 
 pub fn cells(view: &View) -> Cells {
-    let process = |pid: String, name: String, r: &Rates| {
-        let rates = [r.sent, r.received, r.fallbacks].map(short);
-        let [sent, received, fallbacks] = rates;
-        [pid, name, short(r.shm), short(r.kernel), percent(r.share()), sent, received, fallbacks]
+    let process = |p: &ProcessRow| {
+        let [shm, kernel] = [p.open.shm + p.open.rdma, p.open.kernel].map(|n| n.to_string());
+        let r = &p.rates;
+        let [new_shm, new_kernel, sent, received, fallbacks] =
+            [r.shm, r.kernel, r.sent, r.received, r.fallbacks].map(short);
+        let share = percent(p.open.share());
+        [p.pid.to_string(), p.name.clone(), shm, kernel, share, new_shm, new_kernel, sent, received, fallbacks]
     };
     Cells {
-        processes: view.processes.iter().map(|p| process(p.pid.to_string(), p.name.clone(), &p.rates)).collect(),
+        processes: view.processes.iter().map(process).collect(),
         listeners: view
             .listeners
             .iter()
@@ -112,7 +130,7 @@ fn text(view: &View) -> String {
         }
         parts.push(table.to_string());
     };
-    add(&PROCESSES, &[0, 2, 3, 4, 5, 6, 7], cells.processes.iter().map(|r| &r[..]).collect());
+    add(&PROCESSES, &[0, 2, 3, 4, 5, 6, 7, 8, 9], cells.processes.iter().map(|r| &r[..]).collect());
     add(&LISTENERS, &[2, 3, 4], cells.listeners.iter().map(|r| &r[..]).collect());
     add(&REASONS, &[1, 2], cells.reasons.iter().map(|r| &r[..]).collect());
     add(&ZONES, &[0, 1, 2, 3, 4], cells.zones.iter().map(|r| &r[..]).collect());
@@ -145,9 +163,18 @@ mod tests {
     }
 
     #[test]
+    fn paths_that_nobody_uses_are_not_named() {
+        assert_eq!(paths(&Open::default()), "no connection");
+        let some = paths(&Open { shm: 1, rdma: 2, kernel: 1 });
+        assert_eq!(some, "1 shared memory (25.0%), 2 RDMA (50.0%), 1 kernel TCP (25.0%)");
+    }
+
+    #[test]
     fn everything_is_shown() {
         let text = text(&view());
-        for part in ["monitor 7", "90.0% of connections now", "nginx", "127.0.0.1:80", "remote", "LOCAL/s"] {
+        let open =
+            "open: 5 shared memory (25.0%), 15 kernel TCP (75.0%); new: 45/s and 5/s, so far 90.0% shared memory";
+        for part in ["monitor 7", open, "nginx", "127.0.0.1:80", "remote", "LOCAL/s"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

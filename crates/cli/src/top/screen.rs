@@ -1,7 +1,7 @@
 //! The same on a terminal.
 
 use super::options::{Sort, Top};
-use super::plain::{cells, headline, percent, LISTENERS, PROCESSES, REASONS, ZONES};
+use super::plain::{cells, headline, paths, LISTENERS, PROCESSES, REASONS, ZONES};
 use super::source::{Source, FIRST};
 use super::view::View;
 use anyhow::Result;
@@ -107,8 +107,8 @@ impl Screen {
         view.arrange(self.sort, self.reverse, &self.filter);
         frame.render_widget(Paragraph::new(headline(&view)), head);
         let share = Gauge::default()
-            .ratio(view.all.share().unwrap_or(0.0).clamp(0.0, 1.0))
-            .label(format!("shared memory {} of new connections", percent(view.all.share())));
+            .ratio(view.open.share().unwrap_or(0.0).clamp(0.0, 1.0))
+            .label(format!("open: {}", paths(&view.open)));
         frame.render_widget(share, gauge);
         let cells = cells(&view);
         rows(frame, processes, &PROCESSES, 1, cells.processes.iter().map(|r| &r[..]));
@@ -146,7 +146,8 @@ fn rows<'a>(
     };
     let widths = header.iter().map(|name| match *name {
         "LISTENER" | "PROGRAM" | "REASON" => Constraint::Fill(1),
-        name => Constraint::Length((name.len() as u16).max(8)),
+        "PID" => Constraint::Length(7),
+        name => Constraint::Length((name.len() as u16).max(6)),
     });
     let head = Row::new(header.iter().enumerate().map(|(i, name)| cell(i, name)));
     let body = rows.map(|row| Row::new(row.iter().enumerate().map(|(i, text)| cell(i, text))));
@@ -181,7 +182,7 @@ mod tests {
     #[test]
     fn everything_is_on_the_screen() {
         let text = shown(&screen(), 120, 30);
-        for part in ["monitor 7", "90.0%", "nginx", "curl", "127.0.0.1:80", "remote", "LOCAL/s", "by connections"] {
+        for part in ["monitor 7", "25.0%", "nginx", "curl", "127.0.0.1:80", "remote", "LOCAL/s", "by connections"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         // Nor does a tiny terminal end it.

@@ -1,5 +1,6 @@
 //! Looks at the monitor.
 
+use super::open::InKernel;
 use super::view::View;
 use anyhow::Result;
 use fsocket_client::control;
@@ -32,7 +33,7 @@ impl Source {
             Some((at, before)) if before.monitor_pid == report.monitor_pid => Some((now - at, before)),
             _ => None,
         };
-        let view = View::new(since.as_ref().map(|(time, before)| (*time, before)), &report);
+        let view = View::new(since.as_ref().map(|(time, before)| (*time, before)), &report, &InKernel::of(&report));
         self.last = Some((now, report));
         Ok(view)
     }

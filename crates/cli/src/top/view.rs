@@ -1,5 +1,6 @@
 //! What two reports, one after the other, say together.
 
+use super::open::{InKernel, Open};
 use super::options::Sort;
 use fsocket_proto::report::{Counters, Process, Report};
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ pub struct View {
     pub all: Rates,
     /// Of all connections since the monitor started; `None`: there were none.
     pub share_so_far: Option<f64>,
-    pub open: u64,
+    pub open: Open,
     pub channels: usize,
     pub resident: u64,
     pub processes: Vec<ProcessRow>,
@@ -35,17 +36,11 @@ pub struct Rates {
     pub fallbacks: f64,
 }
 
-impl Rates {
-    /// Of shared memory in all connections.
-    pub fn share(&self) -> Option<f64> {
-        share(self.shm, self.kernel)
-    }
-}
-
 #[derive(Debug, Clone)]
 pub struct ProcessRow {
     pub pid: u32,
     pub name: String,
+    pub open: Open,
     pub rates: Rates,
 }
 
@@ -108,8 +103,8 @@ impl Since<'_> {
 
 impl View {
     /// `before`: an earlier report of the same monitor, and how much earlier. Without one there are no
-    /// rates yet.
-    pub fn new(before: Option<(Duration, &Report)>, now: &Report) -> View {
+    /// rates yet. `kernel`: what the processes of `now` have in the kernel.
+    pub fn new(before: Option<(Duration, &Report)>, now: &Report, kernel: &InKernel) -> View {
         // Without an earlier one, the difference to the same one.
         let (time, before) = before.unwrap_or((Duration::from_secs(1), now));
         let seconds = time.as_secs_f64().max(0.001);
@@ -123,10 +118,10 @@ impl View {
                 total("connect_shm") + total("accept_shm"),
                 total("connect_kernel") + total("accept_kernel"),
             ),
-            open: now.channels.iter().map(|c| u64::from(c.connections)).sum(),
+            open: Open::all(now, kernel),
             channels: now.channels.len(),
             resident: now.channels.iter().fold(0, |sum: u64, c| sum.saturating_add(c.resident)),
-            processes: processes(before, now, seconds),
+            processes: processes(before, now, seconds, kernel),
             listeners: listeners(before, now, seconds),
             reasons: reasons(&all, now),
             zones: zones(before, now, seconds),
@@ -158,11 +153,12 @@ impl View {
     }
 }
 
-fn processes(before: &Report, now: &Report, seconds: f64) -> Vec<ProcessRow> {
+fn processes(before: &Report, now: &Report, seconds: f64, kernel: &InKernel) -> Vec<ProcessRow> {
     let earlier: BTreeMap<(u32, u32), &Process> = before.processes.iter().map(|p| ((p.pid, p.family), p)).collect();
     let row = |p: &Process| {
         let before = earlier.get(&(p.pid, p.family)).map(|p| &p.counters);
-        ProcessRow { pid: p.pid, name: p.comm.clone(), rates: Since { before, seconds }.rates(&p.counters) }
+        let rates = Since { before, seconds }.rates(&p.counters);
+        ProcessRow { pid: p.pid, name: p.comm.clone(), open: Open::of(p, kernel), rates }
     };
     now.processes.iter().map(row).collect()
 }
@@ -209,7 +205,7 @@ fn zones(before: &Report, now: &Report, seconds: f64) -> Vec<ZoneRow> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use fsocket_proto::report::{Channel, Listener, Zone};
+    use fsocket_proto::report::{self, Channel, Listener, Zone};
 
     fn counters<const N: usize>(of: [(&str, u64); N]) -> Counters {
         of.map(|(name, n)| (name.to_owned(), n)).into()
@@ -220,13 +216,13 @@ pub mod tests {
             pid,
             comm: comm.into(),
             family: pid,
-            off: false,
-            rule: String::new(),
             counters: counters([
                 ("accept_shm", turn * shm),
                 ("connect_kernel", turn * kernel),
                 ("tx_bytes", turn * 500),
             ]),
+            open: report::Open { shm: shm / 18, ..Default::default() },
+            ..Default::default()
         };
         Report {
             monitor_pid: 7,
@@ -240,36 +236,47 @@ pub mod tests {
                 queued: 3,
                 ..Default::default()
             }],
-            channels: vec![Channel { id: 1, listener: 1, client_pid: 12, connections: 5, resident: 8192 }],
+            channels: vec![Channel {
+                id: 1,
+                listener: 1,
+                client_pid: 12,
+                connections: 5,
+                resident: 8192,
+                by_agents: false,
+            }],
             zones: vec![Zone { cpu: 1, accepted: counters([("local", turn * 6)]) }],
             ..Default::default()
         }
     }
 
     pub fn view() -> View {
-        View::new(Some((Duration::from_secs(2), &report(1))), &report(2))
+        let kernel = InKernel { by_pid: [(12, 15)].into(), all: 15 };
+        View::new(Some((Duration::from_secs(2), &report(1))), &report(2), &kernel)
     }
 
     #[test]
     fn rates_are_a_second() {
         let v = view();
         assert_eq!((v.all.shm, v.all.kernel, v.all.fallbacks), (45.0, 5.0, 2.0));
-        assert_eq!((v.all.share(), v.share_so_far), (Some(0.9), Some(0.9)));
+        assert_eq!(v.share_so_far, Some(0.9));
+        assert_eq!((v.open, v.open.share()), (Open { shm: 5, rdma: 0, kernel: 15 }, Some(0.25)));
+        assert_eq!((v.processes[0].open.share(), v.processes[1].open.share()), (Some(1.0), Some(0.0)));
         assert_eq!((v.listeners[0].opened, v.listeners[0].open, v.listeners[0].queued), (45.0, 5, 3));
         assert_eq!(v.listeners[0].programs, "nginx");
         assert_eq!((v.reasons[0].reason.as_str(), v.reasons[0].rate, v.reasons[0].total), ("remote", 2.0, 8));
         assert_eq!(v.zones[0].accepted["local"], 3.0);
         assert_eq!(v.processes[0].rates.sent, 250.0);
-        assert_eq!(v.processes[1].rates.share(), Some(0.0));
     }
 
     #[test]
     fn counters_that_go_back_and_the_first_look() {
-        let v = View::new(Some((Duration::from_secs(1), &report(3))), &report(1));
+        let look = |before: Option<&Report>, now: &Report| {
+            View::new(before.map(|report| (Duration::from_secs(1), report)), now, &InKernel::default())
+        };
+        let v = look(Some(&report(3)), &report(1));
         assert_eq!(v.all, Rates::default());
-        assert_eq!(v.all.share(), None);
-        assert_eq!(View::new(None, &report(1)).all, Rates::default());
-        let new = View::new(Some((Duration::from_secs(1), &Report::default())), &report(1));
+        assert_eq!(look(None, &report(1)).all, Rates::default());
+        let new = look(Some(&Report::default()), &report(1));
         assert_eq!(new.processes[0].rates.shm, 90.0, "a process that was not there before");
     }
 

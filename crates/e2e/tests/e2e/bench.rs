@@ -1,4 +1,4 @@
-//! `fastsocket bench shapes` runs, over shared memory, and says what it measured. (How fast that is,
+//! `fastsocket bench shapes` runs, over shared memory and in the kernel, and says what it measured. (How fast that is,
 //! a loaded machine cannot say.)
 
 use fsocket_testkit::host::Stock;
@@ -15,7 +15,9 @@ fn shapes() {
     artifacts::bench();
     let json = host.file("shapes.json", "");
     let mut command = host.command(Stock, artifacts::cli());
-    command.args(["bench", "shapes", "--reps", "1", "--secs", "0.1", "--json"]).arg(&json);
+    command
+        .args(["bench", "shapes", "--reps", "1", "--secs", "0.1", "--paths", "stock,ours,kernel", "--json"])
+        .arg(&json);
     command.args([
         "--only",
         "process/processes/1/0us/8,fork-epoll/threads/4/5us/64,loop/loop/4/0us/64,pool/processes/4/5us/1K",
@@ -26,6 +28,9 @@ fn shapes() {
     let page: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     let shapes = page["shapes"].as_array().unwrap();
     assert!(shapes.len() >= 4, "{}", done.stdout);
+    // For each shape: the library at the server, and at the clients; for servers that share a listener without zones, too.
+    let kernel: usize = page["kernel"].as_array().unwrap().iter().map(|row| row[1].as_array().unwrap().len()).sum();
+    assert!(kernel > 2 * shapes.len(), "{}", done.stdout);
     for way in shapes.iter().flat_map(|s| s["samples"].as_array().unwrap()) {
         assert!(way[1][0]["rate"].as_f64().unwrap() > 0.0 && way[1][0]["cpu_us"].as_f64().unwrap() > 0.0, "{way}");
     }

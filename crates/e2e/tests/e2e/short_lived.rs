@@ -46,7 +46,8 @@ fn the_listener_is_the_kernels_after_short_ones_for_good() {
     assert!(delta.get("fallback.short_lived") > 0, "{delta}");
     for (connections, requests) in [(20, 1), (10, 60)] {
         let delta = asked(&host, port, "ask", connections, requests);
-        assert_eq!((delta.get("connect_shm"), delta.get("path_upgrade")), (0, 0), "{requests} requests\n{delta}");
+        let counted = ["connect_shm", "path_upgrade", "accept_kernel"].map(|name| delta.get(name));
+        assert_eq!(counted, [0, 0, i128::from(connections)], "{requests} requests\n{delta}");
     }
 }
 

@@ -86,6 +86,60 @@ fn all_connections_of_a_live_process_are_counted() {
     }
 }
 
+/// Ten connections to each server, all of which stay open.
+const HELD: &str = "import socket, sys, time\n\
+    kept = []\n\
+    for port in sys.argv[1:]:\n    \
+        for _ in range(10):\n        \
+            s = socket.create_connection(('127.0.0.1', int(port)), timeout=60)\n        \
+            s.sendall(b'x'); assert s.recv(1) == b'x'\n        \
+            kept.append(s)\n\
+    print('ok', flush=True)\n\
+    time.sleep(600)";
+
+/// The commands say at once what is open, and on which path.
+#[test]
+fn open_connections_by_path() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_stock, kernel) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let (server, shm) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let mut client = host.start(Accel, "held", PYTHON, &["-c", HELD, &kernel.to_string(), &shm.to_string()]);
+    client.wait_stdout("ok", Duration::from_secs(60));
+    let cli = |args: &[&str]| {
+        let mut command = host.command(Stock, artifacts::cli());
+        command.env("FASTSOCKET_SOCKET", host.socket()).args(args);
+        Proc::spawn(host.logs(), "cli", command).finish(Duration::from_secs(60)).success().stdout
+    };
+    let stat: Value = serde_json::from_str(&cli(&["stat", "--json", "--kernel"])).expect("JSON");
+    let top = cli(&["top", "--plain", "--count", "1", "--delay", "0.1"]);
+    let metrics = cli(&["metrics"]);
+
+    let counted = |of: &Value| ["connect_kernel", "connect_shm"].map(|name| of[name].as_u64());
+    let process = stat["processes"].as_array().and_then(|all| all.iter().find(|p| p["pid"] == client.pid()));
+    let process = process.unwrap_or_else(|| panic!("{stat:#}"));
+    assert_eq!(counted(&stat["totals"]), [Some(10); 2], "{stat:#}");
+    assert_eq!((counted(&process["counters"]), process["open"]["shm"].as_u64()), ([Some(10); 2], Some(10)), "{stat:#}");
+    assert_eq!(stat["totals"]["accept_shm"], 10, "{stat:#}");
+    let rows = stat["kernel"].as_array().into_iter().flatten().filter(|row| row["pid"] == client.pid());
+    assert_eq!(rows.filter_map(|row| row["connections"].as_u64()).sum::<u64>(), 10, "{stat:#}");
+
+    assert!(top.contains("open: 10 shared memory (50.0%), 10 kernel TCP (50.0%);"), "{top}");
+    for (pid, open) in [(client.pid(), ["10", "10", "50.0%"]), (server.pid(), ["10", "0", "100.0%"])] {
+        let pid = pid.to_string();
+        let rows = top.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+        let row = rows.into_iter().find(|words| words.first().is_some_and(|word| *word == pid));
+        assert_eq!(row.as_deref().and_then(|words| words.get(2..5)), Some(&open[..]), "{top}");
+    }
+    for line in [
+        "fastsocket_connections_total{path=\"kernel\",role=\"client\"} 10",
+        "fastsocket_connections_total{path=\"shm\",role=\"client\"} 10",
+        "fastsocket_open_connections 10",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}: {metrics}");
+    }
+}
+
 /// Counters that were told before there was an arena count once.
 #[test]
 fn first_the_kernel_and_then_shared_memory() {

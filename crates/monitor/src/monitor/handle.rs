@@ -183,6 +183,7 @@ impl Monitor {
             return Ok((answer::Report { length }, Some(Rc::new(fd))));
         }
         let began = report::cpu_time();
+        self.hear_counts();
         let report = self.report(wanted);
         if reset {
             let private = self.ctx.config.private;

@@ -2,11 +2,12 @@
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
-use fsocket_abi::arena::SOCKS;
+use fsocket_abi::arena::{Counter, SOCKS};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
 use fsocket_proto::raw::Packet;
 use fsocket_proto::report::Report;
-use fsocket_proto::{request, Payload};
+use fsocket_proto::values::Counted;
+use fsocket_proto::{request, Msg, Payload};
 use fsocket_sync::atomic::Ordering;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -54,6 +55,7 @@ fn shows_who_talks_to_whom() {
     assert_eq!(r.channels.len(), 1);
     assert_eq!(r.channels[0].connections, 2);
     assert!(r.channels[0].resident > 0);
+    assert_eq!(r.processes.iter().map(|p| (p.open.shm, p.open.idle_kernel)).collect::<Vec<_>>(), [(1, 0), (1, 0)]);
 
     ch.slot(0).dir[CLIENT].prod.status.store(status::FIN, Ordering::Release);
     let r = report(&d);
@@ -86,6 +88,26 @@ fn listeners_are_shown_where_they_are() {
         there.join().unwrap();
     });
     assert_eq!(as_user(70_001, || shown(&d)), [here.id]);
+}
+
+/// A process without an arena sends what it counts, and each message takes a turn. A report does not wait for that.
+#[test]
+fn counts_that_wait_for_their_turns_are_in_the_report() {
+    let d = Daemon::start();
+    let mut p = d.process();
+    let mut sent = 0;
+    for _ in 0..50 {
+        for _ in 0..16 {
+            let one = Counted { counter: Counter::ConnectKernel as usize, n: 1 };
+            p.tell(Msg::from(request::Counts { counts: [Some(one), None, None, None] }).into(), None);
+            sent += 1;
+        }
+        assert_eq!(report(&d).totals["connect_kernel"], sent);
+    }
+    // With many connections it has an arena.
+    p.show_arena();
+    p.count(Counter::ConnectKernel, 5);
+    assert_eq!(report(&d).totals["connect_kernel"], sent + 5);
 }
 
 #[test]

@@ -238,11 +238,21 @@ impl Proc {
     }
 
     pub fn make_arena(&mut self) {
+        self.show_arena();
+        self.sync();
+    }
+
+    /// The monitor may not have looked yet.
+    pub fn show_arena(&mut self) {
         let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         let map = label_arena(&fd);
         self.tell(Packet::new(request::Arena::KIND), Some(fd.as_fd()));
         self.arena = Some(map);
-        self.sync();
+    }
+
+    pub fn count(&self, counter: arena::Counter, n: u64) {
+        let stats = self.arena.as_ref().unwrap().at::<arena::Stats>(arena::STATS_OFF);
+        stats.counter[counter as usize].fetch_add(n, Ordering::Relaxed);
     }
 
     pub fn pending(&self) -> u32 {

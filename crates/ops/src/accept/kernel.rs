@@ -55,12 +55,17 @@ unsafe fn accept_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags
     // them.
     let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
     if let Ok(n) = r {
-        stats::kernel_connection(Counter::AcceptKernel, ctl::alive(), || socks::arena().is_some());
+        count();
         pool::kernel_allocated(n);
         // SAFETY: `addr` and `len` are as the kernel has filled them.
         unsafe { upgrade::accepted(n, addr, len) };
     }
     r
+}
+
+/// A connection was accepted over kernel TCP.
+pub(super) fn count() {
+    stats::kernel_connection(Counter::AcceptKernel, ctl::alive(), || socks::arena().is_some());
 }
 
 pub(super) fn is_ready(fd: i32) -> bool {

@@ -126,7 +126,9 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
     match table::lookup(fd) {
         Some(d) => {
             // SAFETY: `addr` and `len` are null or the program's; they are reached by copies that return EFAULT.
-            either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || real!(accept(fd, addr, len)))
+            either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || {
+                counted(d, real!(accept(fd, addr, len)))
+            })
         }
         None if gone(fd) => -1,
         None => accepted(real!(accept(fd, addr, len))),
@@ -140,11 +142,20 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
     match table::lookup(fd) {
         // SAFETY: `addr` and `len` are null or the program's; they are reached by copies that return EFAULT.
         Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, flags) }), || {
-            real!(accept4(fd, addr, len, flags))
+            counted(d, real!(accept4(fd, addr, len, flags)))
         }),
         None if gone(fd) => -1,
         None => accepted(real!(accept4(fd, addr, len, flags))),
     }
+}
+
+/// Counts a connection from a listener that the library has left to the kernel: its connections are short, say. -1: there
+/// is none.
+fn counted(listener: &Desc, fd: c_int) -> c_int {
+    if fd >= 0 && !listener.is_unix() {
+        guarded(ops_accept::from_kernel_alone);
+    }
+    fd
 }
 
 /// A connection of a listener that is not ours; -1: there is none.
