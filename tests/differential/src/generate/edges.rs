@@ -74,7 +74,8 @@ impl Gen {
     /// One more thing happens.
     pub(super) fn edges(&mut self, _: usize) {
         match self.rng.below(100) {
-            0..=33 => self.somebody_comes(),
+            0..=3 => self.turn_over(),
+            4..=33 => self.somebody_comes(),
             34..=55 => self.somebody_goes(),
             56..=73 => self.server_looks(),
             74..=87 => self.server_takes(),
@@ -159,6 +160,23 @@ impl Gen {
                 self.m.conns[conn].bytes[1] += n as usize;
             }
         }
+    }
+
+    /// One client comes, is told of and taken, and ends; as many come again. Then the server looks.
+    fn turn_over(&mut self) {
+        let before = self.m.actors.len();
+        self.somebody_comes();
+        self.server_looks();
+        self.server_takes();
+        let clients: Vec<usize> = self.clients().into_iter().filter(|a| *a >= before).collect();
+        if self.m.processes_alive() > 3 {
+            for client in clients {
+                self.push(client, 0, Call::Exit, &[]);
+                self.m.process_ends(client);
+            }
+        }
+        self.somebody_comes();
+        self.server_looks();
     }
 
     /// A client ends, is killed, becomes another program, or closes what it has.
