@@ -4,10 +4,12 @@
 use super::model::{Fd, What};
 use super::Gen;
 use crate::call::Call;
-use crate::program::ACTORS;
+use crate::program::{Step, ACTORS};
 use crate::symbols::{LIMIT, VFORK};
 
 const MIB: i64 = 1 << 20;
+/// The library leaves such a process alone.
+const NARROW: i64 = 60 * MIB;
 
 impl Gen {
     /// Each process begins under limits, if any. (All programs here fit into them on stock, and no call of theirs is to
@@ -27,7 +29,7 @@ impl Gen {
                 ]);
                 let value = match name {
                     "NOFILE" => self.rng.pick(&[64, 100, 256, 1024]),
-                    "AS" => self.rng.pick(&[60 * MIB, 1000 * MIB, 5000 * MIB]),
+                    "AS" => self.rng.pick(&[NARROW, 1000 * MIB, 5000 * MIB]),
                     "DATA" => self.rng.pick(&[16 * MIB, 40 * MIB, 100 * MIB, 1000 * MIB]),
                     "MEMLOCK" | "CORE" => self.rng.pick(&[0, 64 << 10, MIB]),
                     "FSIZE" => self.rng.pick(&[256 << 10, 16 * MIB]),
@@ -61,6 +63,7 @@ impl Gen {
             14 => self.push(actor, 0, Call::Subreaper, &[self.rng.clone().below(2) as i64]),
             15 | 16 => self.own_descriptors(actor),
             17 if new < ACTORS - 1 && self.may_leave(actor) => {
+                self.take_to_kernel(actor);
                 self.push(actor, 0, Call::CloneFiles, &[new as i64]);
                 self.m.thread(actor);
             }
@@ -78,6 +81,12 @@ impl Gen {
         if self.m.is_slept_on(fd.what) || !self.may_move(fd) {
             return;
         }
+        // (The next program inherits the listeners.)
+        let waits = |f: &Fd| matches!(f.what, What::Listener { port } if self.m.queued_has_moved(port));
+        if self.m.fds_of(actor).iter().any(waits) {
+            return;
+        }
+        self.take_to_kernel(actor);
         let what = self.rng.below(VFORK.len()) as i64;
         let how = self.rng.below(2) as i64;
         self.push(actor, 0, Call::VFork, &[fd.var as i64, what, how]);
@@ -100,8 +109,16 @@ impl Gen {
         if !self.may_leave(actor) {
             return;
         }
+        self.take_to_kernel(actor);
         self.push(actor, 0, Call::Unshare, &[self.rng.clone().below(2) as i64]);
         self.m.unshare(actor);
+    }
+
+    /// What the process has opened goes to the kernel.
+    fn take_to_kernel(&mut self, actor: usize) {
+        for side in self.m.fds_of(actor).into_iter().filter_map(|f| f.what.side()) {
+            self.m.conns[side.conn].moved |= side.side == 0;
+        }
     }
 
     /// The process uses the kernel from then on. Not while somebody sleeps on what changes its path; and not with a
@@ -111,7 +128,11 @@ impl Gen {
             What::Listener { port } => self.m.queued(port) == 0 && self.m.processes_with(f.what) < 2,
             _ => true,
         };
+        // (In a process with its parent's descriptors, and little space: README.md, known gaps.)
+        let narrow = |s: &Step| s.call == Call::Limit && s.args == [libc::RLIMIT_AS as i64, NARROW];
         let fds = self.m.fds_of(actor);
-        !self.m.has_epoll(actor) && fds.iter().all(|f| fine(f) && !self.m.is_slept_on(f.what))
+        !self.steps.iter().any(narrow)
+            && !self.m.has_epoll(actor)
+            && fds.iter().all(|f| fine(f) && !self.m.is_slept_on(f.what))
     }
 }
