@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Header, Stats, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF, STATS_OFF};
 use fsocket_abi::sock::Sock;
 use fsocket_proto::request;
-use fsocket_sys as sys;
+use fsocket_sys::{self as sys, Errno};
 
 /// Before an arena is tried again that could not be made, nanoseconds.
 const PAUSE: u64 = 200_000_000;
@@ -50,9 +50,13 @@ fn make_arena() -> Result<*mut u8, u64> {
         sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize)?;
         sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd, 0)
     };
-    let Ok(p) = map() else {
-        let _ = sys::close(fd);
-        return Err(later());
+    let p = match map() {
+        Ok(p) => p,
+        Err(e) => {
+            let _ = sys::close(fd);
+            // (RLIMIT_FSIZE: the program gets no larger files, and no arena.)
+            return Err(if e == Errno::new(libc::EFBIG) { u64::MAX } else { later() });
+        }
     };
     if !note(p, |kept| kept.keep(process::high(), || process::high_copy(fd))) {
         let _ = sys::close(fd);

@@ -26,6 +26,16 @@ fn set_mask(new: u64) -> u64 {
     old
 }
 
+/// Has the program a handler of SIGCHLD?
+fn handles_childs_end() -> bool {
+    // The kernel's `struct sigaction` begins with the handler.
+    let mut action = [0u64; 4];
+    let args = [libc::SIGCHLD as usize, 0, &raw mut action as usize, 8, 0, 0];
+    // SAFETY: no action is set; the old one has at most these 32 bytes, and its signal set 8 of them.
+    let asked = unsafe { sys::raw(libc::SYS_rt_sigaction, args) };
+    asked.is_err() || ![libc::SIG_DFL, libc::SIG_IGN].contains(&(action[0] as usize))
+}
+
 /// Before clone(2) with these flags, which make a child in this process's memory. `thread`: its thread pointer.
 /// Null: it cannot be had, or the child would not be told from this process.
 pub fn begin(flags: u64, pidfd: u64, thread: u64) -> *const Loan {
@@ -37,8 +47,10 @@ pub fn begin(flags: u64, pidfd: u64, thread: u64) -> *const Loan {
     let Ok(memory) = sys::mmap(SIZE, prot, how, -1, 0) else { return core::ptr::null() };
     // SAFETY: the lowest page of what was just mapped.
     let _ = unsafe { sys::mprotect(memory, PAGE, libc::PROT_NONE) };
-    // All signals, libc's own, too: their handlers would run on the borrowed stack, or in the child for this thread.
-    let mask = set_mask(u64::MAX);
+    // All signals, libc's own, too: their handlers would run on the borrowed stack, or in the child for this thread. But not
+    // the child's end if nobody handles it: the kernel drops an ignored signal only where it is not blocked, and would
+    // interrupt a call of another thread.
+    let mask = set_mask(if handles_childs_end() { u64::MAX } else { !(1 << (libc::SIGCHLD - 1)) });
     let flags = flags & !(libc::CLONE_VFORK as u64) | libc::CLONE_CHILD_CLEARTID as u64;
     // SAFETY: the upper end of the mapping is aligned to a page, and so the loan as its size is.
     let loan = unsafe {

@@ -70,9 +70,15 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
         *e = start(d, pair::make);
     }
     sys::heavy_fence();
-    for (d, e) in conns().zip(&ends) {
-        if let Some(e) = e {
-            move_out(d, e);
+    let mut gone = [false; BATCH];
+    for ((d, e), gone) in conns().zip(&ends).zip(&mut gone) {
+        *gone = e.as_ref().is_some_and(|e| take_along(d, e));
+    }
+    // When one of them releases the end of a peer that is gone, the monitor closes that peer's ends of all: not before
+    // everything is in them.
+    for ((d, e), gone) in conns().zip(&ends).zip(gone) {
+        if e.is_some() {
+            moved_out(d, gone);
         }
     }
     for (d, e) in conns().zip(&ends) {
@@ -167,8 +173,8 @@ fn claim(d: &Desc) -> bool {
     mine
 }
 
-/// After the heavy fence: take along what is left to read, on both sides.
-fn move_out(d: &'static Desc, own: &pair::Own) {
+/// After the heavy fence: take along what is left to read, on both sides. True: the peer is gone.
+fn take_along(d: &'static Desc, own: &pair::Own) -> bool {
     let s = d.sock();
     let rxh = d.rx().2;
     let theirs = peer_status(d);
@@ -195,6 +201,11 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
         carry(d, own.0);
     }
     settle::apply_options(d, own.0);
+    gone
+}
+
+/// After [`take_along`], which has said whether the peer is gone.
+fn moved_out(d: &'static Desc, gone: bool) {
     if gone {
         pair::release(d, 1 - d.side());
     }

@@ -24,6 +24,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
     if process::owns(fd) {
         return Outcome::Done(Err(Errno::EBADF));
     }
+    follow(fd);
     match table::remove(fd) {
         None => {
             if pool::holds(fd) {
@@ -33,6 +34,14 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
             Outcome::Kernel(Cause::NotOurs)
         }
         Some(d) => Outcome::Done(drop_fd(fd, d, true)),
+    }
+}
+
+/// Before `fd` is no number of a connection any more. Where the other side has gone to the kernel, what it had not read is
+/// sent again there; and of a connection that has never left the kernel, only a number of the program's leads there.
+fn follow(fd: i32) {
+    if let Some(d) = table::lookup(fd).filter(|d| d.is_conn() && stage::of(d) == Path::Pending) {
+        path::still_ours(d);
     }
 }
 
@@ -360,6 +369,9 @@ pub fn listener_shut(d: &Desc) {
 /// Before `old` gets the number `new` as well. False: that is one of the numbers 0 to 2, which libc and the next program
 /// use past the library, the path cannot be switched, and to them it would be an unconnected socket.
 pub fn may_duplicate(old: i32, new: i32) -> bool {
+    if new != old {
+        follow(new);
+    }
     let Some(d) = table::lookup(old).filter(|_| (0..=table::STDIO).contains(&new)) else { return true };
     crate::upgrade::give_up(d);
     short_lived::leaves(d, true);

@@ -137,7 +137,11 @@ pub fn fcntl(fd: i32, cmd: i32, arg: usize) -> Result<i32> {
 pub fn memfd_create(name: &core::ffi::CStr, flags: u32) -> Result<i32> {
     sc!(SYS_memfd_create, name.as_ptr(), flags).map(|v| v as i32)
 }
+/// EFBIG above RLIMIT_FSIZE, without the SIGXFSZ that the kernel would send to the program.
 pub fn ftruncate(fd: i32, size: usize) -> Result<()> {
+    if limit(libc::RLIMIT_FSIZE) < size as u64 {
+        return Err(Errno::new(libc::EFBIG));
+    }
     sc!(SYS_ftruncate, fd, size).map(drop)
 }
 /// A new mapping where the kernel likes. It is not written into a core file: most are larger than what is used of them,

@@ -7,6 +7,7 @@ mod calls;
 pub use calls::any::{form, INNER, NAMES as ANY};
 pub use calls::child::main as child;
 pub use calls::long::NAMES as LONG;
+pub use calls::names::unix_port;
 
 use crate::shared::{self, state, Shared, Slot, REAP, SPAWN};
 use fsocket_sys as sys;
@@ -14,9 +15,9 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::*;
 use std::sync::OnceLock;
 
-static SHARED: OnceLock<&'static Shared> = OnceLock::new();
+pub(crate) static SHARED: OnceLock<&'static Shared> = OnceLock::new();
 /// Where the memory can be opened again, for `exec`.
-static PATH: OnceLock<String> = OnceLock::new();
+pub(crate) static PATH: OnceLock<String> = OnceLock::new();
 
 thread_local! {
     /// Slot of this thread, for signal handlers.
@@ -148,6 +149,20 @@ fn perform(shared: &'static Shared, actor: usize) -> ! {
 fn fork_actor(shared: &'static Shared, child: usize) -> i64 {
     // SAFETY: as any program forks.
     match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: plain alarm; alarms are not inherited.
+            unsafe { libc::alarm(LIFE) };
+            perform(shared, child)
+        }
+        -1 => -1,
+        _ => wait_for(shared, child),
+    }
+}
+
+/// `clone(CLONE_FILES)`: a process that shares its descriptors with this one, and nothing else.
+fn clone_files(shared: &'static Shared, child: usize) -> i64 {
+    // SAFETY: as `fork` of a process, on a copy of this stack.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } {
         0 => {
             // SAFETY: plain alarm; alarms are not inherited.
             unsafe { libc::alarm(LIFE) };

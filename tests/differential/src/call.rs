@@ -53,6 +53,13 @@ calls! {
     // connect(), and what port it got
     Connect "connect" [Var, One(sym::ADDR), Port] 0;
     ConnectUnspec "connect_unspec" [Var] 0;
+    // connect() of one of many clients that come in any order: `accept_all` takes them
+    Come "come" [Var, One(sym::ADDR), Port] 0;
+    // accepts all that wait, reads what each has sent, and closes them: in no order
+    AcceptAll "accept_all" [Var] 0;
+    // so many times a message and its answer, with `echo` at the other end
+    Ping "ping" [Var, Int] 0;
+    Echo "echo" [Var, Int] 0;
     Shutdown "shutdown" [Var, One(sym::HOW)] 0;
     Close "close" [Var] 0;
     CloseRange "close_range" [Var, Var] 0;
@@ -104,6 +111,19 @@ calls! {
     // the call, a power of two, and what is added to it: how long
     Long "long" [Var, One(crate::actor::LONG), Int, Int] 0;
     TcpState "tcp_state" [Var] 0;
+    // what options do. Sends until there is no room: whether that was little or much
+    Fill "fill" [Var] 0;
+    // reads until nothing comes any more
+    Drain "drain" [Var] 0;
+    // sends and waits for room, in `poll` (0) or in `send` (1), for so many milliseconds: the error that ends it
+    Stuck "stuck" [Var, Int, Int] 0;
+    // milliseconds: have as many passed since this actor's last `clock`?
+    Clock "clock" [] 0;
+    Passed "passed" [Int] 0;
+    // how many connections wait at a listener, by TCP_INFO
+    Queue "queue" [Var] 0;
+    // SO_ORIGINAL_DST of IPv4 (0) or IPv6 (41)
+    OrigDst "original_destination" [Var, Int] 0;
     GetFl "getfl" [Var] 0;
     SetFl "setfl" [Var, Bits(sym::FILE_FLAGS)] 0;
     GetFd "getfd" [Var] 0;
@@ -152,6 +172,18 @@ calls! {
     Fork "fork" [Actor] 0;
     Thread "thread" [Actor] 0;
     Exec "exec" [] 0;
+    // vfork(), or the same by clone() (1): what the child does with the descriptor, and how it ended
+    VFork "vfork" [Var, One(sym::VFORK), Int] 0;
+    // a process with the same descriptors (CLONE_FILES)
+    CloneFiles "clone_files" [Actor] 0;
+    // from here on this thread has descriptors of its own
+    Unshare "unshare_files" [One(sym::UNSHARE)] 0;
+    // PR_SET_CHILD_SUBREAPER
+    Subreaper "subreaper" [Int] 0;
+    // collects all children that have ended: how many, and what waitpid() says then
+    Reap "reap" [] 0;
+    // soft and hard
+    Limit "limit" [One(sym::LIMIT), Int] 0;
     Exit "exit" [] 0;
     // by the scheduler
     Kill "kill" [Actor] 0;

@@ -4,7 +4,9 @@
 //!
 //! Long: what depends on the same state of a random program.
 
+mod acts;
 mod cork;
+mod edges;
 mod io;
 mod long;
 mod model;
@@ -13,6 +15,8 @@ mod passing;
 mod recycled;
 mod shadow;
 mod stdio;
+mod trees;
+mod unix;
 mod waiting;
 
 use crate::call::Call;
@@ -37,6 +41,10 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("stdio", "many connections and listeners on the numbers 0 to 2, and programs that have one as standard input and output"),
     ("cork", "TCP_CORK, MSG_MORE, TCP_NODELAY: nobody looks between the first send and the release (ADR 55)"),
     ("recycled", "sockets that are changed in every way and closed, and looks at the next; sockets in BPF maps"),
+    ("unix", "mostly Unix streams, most of which go over to shared memory (ADR 78)"),
+    ("acts", "mostly options, each with calls whose answers depend on what it does"),
+    ("trees", "mostly process trees: vfork, clone and unshare of descriptors, subreapers, limits of resources"),
+    ("edges", "mostly clients that come and go, before listeners that are watched by edges"),
     ("listeners", "mostly listeners that shadow each other, and threads that connect to themselves"),
 ];
 
@@ -67,7 +75,8 @@ impl Switches {
         match () {
             () if self.has("listeners") => 20_000,
             // Some options make a connection the kernel's.
-            () if self.has("odd") || self.has("recycled") => 5_000,
+            () if ["odd", "recycled", "acts", "trees"].iter().any(|name| self.has(name)) => 5_000,
+            () if self.has("unix") => 5_000,
             () if self.has("upgrade") => 3_000,
             () => 0,
         }
@@ -89,8 +98,10 @@ pub(crate) struct Gen {
 /// between them there is no order.
 pub fn program(seed: u64, switches: Switches) -> (Program, bool) {
     let mut rng = Rng::new(seed);
-    let processes = rng.pick(&[1, 2, 2, 2, 2, 3]);
+    let processes = if switches.has("edges") { rng.pick(&[2, 3, 4]) } else { rng.pick(&[1, 2, 2, 2, 2, 3]) };
     let length = 6 + rng.below(rng.clone().pick(&[12, 24, 40]));
+    let more = ["edges", "acts", "trees"].iter().any(|name| switches.has(name));
+    let length = length + if more { 20 } else { 0 };
     let mut g = Gen { rng, m: Model::new(processes), switches, steps: Vec::new(), next_var: 0, mixable: true };
     g.opening();
     for _ in 0..length * 4 {
@@ -123,6 +134,12 @@ impl Gen {
 
     /// Most programs begin with a listener and a connection.
     fn opening(&mut self) {
+        if self.switches.has("edges") {
+            return self.edges_opening();
+        }
+        if self.switches.has("trees") {
+            self.limits();
+        }
         self.listener(0);
         for _ in 0..self.rng.pick(&[1, 1, 1, 2]) {
             self.connection();
@@ -130,6 +147,9 @@ impl Gen {
     }
 
     fn listener(&mut self, actor: usize) {
+        if self.switches.has("unix") && self.rng.chance(95) {
+            return self.unix_listener(actor);
+        }
         let port = self.m.ports.len();
         if port >= PORTS || self.next_var + 8 > VARS {
             return;
@@ -166,6 +186,7 @@ impl Gen {
             1 => (self.rng.pick(&[0, 0, 4]), libc::AF_INET),
             2 => (2, libc::AF_INET6),
             3 => self.rng.pick(&[(2, libc::AF_INET6), (0, libc::AF_INET), (5, libc::AF_INET6)]),
+            at @ (sym::PATH | sym::ABSTRACT) => return (at, libc::AF_UNIX, true),
             _ => (4, libc::AF_INET),
         };
         if self.rng.chance(2) {
@@ -189,6 +210,9 @@ impl Gen {
         else {
             return;
         };
+        if self.m.ports[port] >= sym::PATH {
+            return self.unix_connection(client, server, lv, port);
+        }
         if !self.m.in_order(port, client) {
             return self.accept_waiting(server, lv, port);
         }
@@ -267,8 +291,20 @@ impl Gen {
         }
         let awake = self.m.awake();
         let Some(actor) = self.rng.pick_opt(&awake) else { return self.release() };
+        if self.switches.has("edges") {
+            return self.edges(actor);
+        }
         if self.switches.has("listeners") && self.rng.chance(40) {
             return if self.rng.chance(60) { self.shadows(actor) } else { self.connect_to_itself(actor) };
+        }
+        if self.switches.has("unix") && self.rng.chance(22) {
+            return self.unix(actor);
+        }
+        if self.switches.has("acts") && self.rng.chance(50) {
+            return self.acts(actor);
+        }
+        if self.switches.has("trees") && self.rng.chance(35) {
+            return self.trees(actor);
         }
         if self.switches.has("odd") && self.rng.chance(50) {
             return self.odd(actor);
@@ -368,6 +404,9 @@ impl Gen {
 
     fn options(&mut self, actor: usize) {
         let Some(fd) = self.socket_of(actor) else { return };
+        if self.switches.has("unix") && self.unread(fd) {
+            return;
+        }
         let v = fd.var as i64;
         if self.rng.chance(50) {
             let names: Vec<i64> = (0..sym::OPTIONS.len() as i64).collect();
@@ -486,6 +525,10 @@ impl Gen {
         if (0..self.m.actors.len()).any(|a| self.m.fds_of(a).iter().any(foreign)) {
             return;
         }
+        let held = self.m.fds_of(actor).into_iter().find(|f| f.var == v as usize);
+        if self.switches.has("unix") && held.is_some_and(|fd| self.unread(fd)) {
+            return;
+        }
         match self.rng.below(12) {
             0 => self.push(actor, 0, Call::Send, &[v, 3, libc::MSG_DONTWAIT.into()]),
             1 => self.push(actor, 0, Call::Recv, &[v, 3, libc::MSG_DONTWAIT.into()]),
@@ -504,7 +547,6 @@ impl Gen {
             9 => self.push(actor, 0, Call::GetFl, &[v]),
             10 if self.switches.has("unspec") => self.push(actor, 0, Call::ConnectUnspec, &[v]),
             _ => {
-                let held = self.m.fds_of(actor).into_iter().find(|f| f.var == v as usize);
                 if let Some(fd) = held {
                     self.unwatch(actor, fd);
                 }
@@ -516,6 +558,9 @@ impl Gen {
 
     /// At the end everybody who can says what is left.
     fn closing_look(&mut self) {
+        if self.switches.has("edges") {
+            self.edges_end();
+        }
         for actor in self.m.one_per_process() {
             let ends: Vec<_> = self.m.fds_of(actor).into_iter().filter(|f| matches!(f.what, What::End(_))).collect();
             for fd in ends.iter().take(3) {

@@ -5,8 +5,10 @@
 mod format;
 mod run;
 
+use crate::call::Call;
 use crate::program::Program;
 use crate::shared::{self, state, Shared, REAP};
+use crate::symbols::PATH;
 use crate::watch::{Doing, Watch};
 use anyhow::{ensure, Context, Result};
 use fsocket_sys as sys;
@@ -29,6 +31,8 @@ pub struct Transcript {
     pub lines: Vec<String>,
 }
 
+/// How the names of Unix sockets begin, in the lane's directory.
+pub const SOCKETS: &str = "unix-";
 /// How long a fork server may take.
 const SERVER: Duration = Duration::from_secs(20);
 
@@ -108,6 +112,17 @@ impl Lane {
             }
         }
         result
+    }
+
+    /// What `bind` has left in the directory.
+    fn remove_sockets(&self, program: &Program) {
+        if !program.steps.iter().any(|s| s.call == Call::Bind && s.args[1] == PATH) {
+            return;
+        }
+        let files = std::fs::read_dir(self.host.path()).into_iter().flatten().flatten();
+        for file in files.filter(|f| f.file_name().to_string_lossy().starts_with(SOCKETS)) {
+            let _ = std::fs::remove_file(file.path());
+        }
     }
 
     fn collect_dead(&mut self, flavour: usize) -> Result<()> {

@@ -37,6 +37,7 @@ impl Step {
         let flag = |i: usize| self.args[i] & i64::from(libc::MSG_DONTWAIT) != 0;
         match self.call {
             Accept | AcceptNull | Accept4 | Read | ReadV | PreadV2 | RecvFd | Any | Long | Child => Some(true),
+            Ping | Echo => Some(true),
             Recv | RecvFrom => (!flag(2)).then_some(true),
             RecvMsg | RecvMmsg => (!flag(3)).then_some(true),
             EpollWait | EpollPwait | EpollPwait2 => (self.args[2] != 0).then_some(true),

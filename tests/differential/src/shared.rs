@@ -60,6 +60,8 @@ pub struct Slot {
 pub struct Shared {
     /// Counts answers: the scheduler sleeps on it.
     pub answers: AtomicU32,
+    /// Number of the run, which is a part of names.
+    pub run: AtomicU32,
     slots: [Slot; ACTORS + 2],
 }
 

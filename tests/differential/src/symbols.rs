@@ -3,7 +3,8 @@
 /// A named set of bits, or of alternatives.
 pub type Names = &'static [(&'static str, i64)];
 
-pub const FAMILY: Names = &[("inet", libc::AF_INET as i64), ("inet6", libc::AF_INET6 as i64)];
+pub const FAMILY: Names =
+    &[("inet", libc::AF_INET as i64), ("inet6", libc::AF_INET6 as i64), ("unix", libc::AF_UNIX as i64)];
 pub const SOCK_TYPE: Names = &[("NONBLOCK", libc::SOCK_NONBLOCK as i64), ("CLOEXEC", libc::SOCK_CLOEXEC as i64)];
 pub const MSG: Names = &[
     ("PEEK", libc::MSG_PEEK as i64),
@@ -58,6 +59,30 @@ pub const TOUCH: Names = &[
     ("mark", 8),
     ("owner_by_ioctl", 9),
 ];
+/// What the child of a `vfork` does with a descriptor before it becomes another program, or ends.
+pub const VFORK: Names = &[
+    ("end", 0),
+    ("close", 1),
+    ("dup", 2),
+    ("close_all", 3),
+    ("exec", 4),
+    ("exec_closed", 5),
+    ("exec_all_closed", 6),
+    ("exec_fails", 7),
+];
+/// Resource limits.
+pub const LIMIT: Names = &[
+    ("NOFILE", libc::RLIMIT_NOFILE as i64),
+    ("AS", libc::RLIMIT_AS as i64),
+    ("DATA", libc::RLIMIT_DATA as i64),
+    ("MEMLOCK", libc::RLIMIT_MEMLOCK as i64),
+    ("CORE", libc::RLIMIT_CORE as i64),
+    ("FSIZE", libc::RLIMIT_FSIZE as i64),
+    ("STACK", libc::RLIMIT_STACK as i64),
+    ("SIGPENDING", libc::RLIMIT_SIGPENDING as i64),
+];
+/// How a thread gets descriptors of its own.
+pub const UNSHARE: Names = &[("unshare", 0), ("close_range", 1)];
 /// Where a pointer leads that is not fine: `edge` has a few bytes before the end of its page, `constant` can only be
 /// read, `exact` is fine but ends with its page.
 pub const NOWHERE: Names = &[
@@ -72,8 +97,19 @@ pub const NOWHERE: Names = &[
     ("exact", 8),
 ];
 /// lo4b is another address of the loopback network, `off` an address of a
-/// documentation network that nobody has.
-pub const ADDR: Names = &[("lo4", 0), ("any4", 1), ("lo6", 2), ("any6", 3), ("lo4b", 4), ("mapped", 5)];
+/// documentation network that nobody has. The last two are of Unix sockets; their "port" is a part of the name.
+pub const ADDR: Names = &[
+    ("lo4", 0),
+    ("any4", 1),
+    ("lo6", 2),
+    ("any6", 3),
+    ("lo4b", 4),
+    ("mapped", 5),
+    ("path", PATH),
+    ("abstract", ABSTRACT),
+];
+pub const PATH: i64 = 6;
+pub const ABSTRACT: i64 = 7;
 
 /// Integer options: name, level, number.
 pub const OPTIONS: &[(&str, i32, i32)] = &[
@@ -173,6 +209,7 @@ pub fn errno(e: i32) -> String {
         (libc::ENOENT, "ENOENT"),
         (libc::EINTR, "EINTR"),
         (libc::EIO, "EIO"),
+        (libc::ECHILD, "ECHILD"),
         (libc::EBADF, "EBADF"),
         (libc::EAGAIN, "EAGAIN"),
         (libc::ENOMEM, "ENOMEM"),

@@ -1,6 +1,6 @@
 //! Every program that differed once, and a short run of new ones.
 
-use fsocket_differential::campaign::{self, Plan};
+use fsocket_differential::campaign::{self, Outcome, Plan};
 use fsocket_differential::generate::Switches;
 use fsocket_differential::lane::Lane;
 use fsocket_differential::regression::Regression;
@@ -50,12 +50,53 @@ fn held_back() {
     special("cork");
 }
 
+/// Clients that come and go before listeners that are watched by edges.
+#[test]
+fn listeners_watched_by_edges() {
+    let outcome = equal("edges", SHORT);
+    let (shm, kernel) = outcome.paths();
+    assert!(stock_mode() || shm > outcome.programs && kernel * 10 < shm, "{shm} over shared memory, {kernel} not");
+}
+
+/// Unix streams, most of which go over to shared memory.
+#[test]
+fn unix_streams() {
+    let outcome = equal("unix", SHORT);
+    let over = outcome.counters.get("path_upgrade").copied().unwrap_or(0);
+    assert!(stock_mode() || over > outcome.programs, "{over} ends of {} programs went over", outcome.programs);
+}
+
+/// What options do.
+#[test]
+fn options_that_act() {
+    let outcome = equal("acts", SHORT);
+    assert!(stock_mode() || outcome.paths().0 > outcome.programs, "{:?}", outcome.paths());
+}
+
+/// vfork, descriptors of one's own, subreapers, limits.
+#[test]
+fn trees_of_processes() {
+    let outcome = equal("trees", SHORT);
+    assert!(stock_mode() || outcome.paths().0 > outcome.programs, "{:?}", outcome.paths());
+}
+
+/// Seconds of a run, and of one of the later generators.
+const LONG: u64 = 10;
+const SHORT: u64 = 4;
+
 fn special(what: &str) {
+    let outcome = equal(what, LONG);
+    let (shm, kernel) = outcome.paths();
+    assert!(stock_mode() || shm > outcome.programs && kernel > 0, "{shm} over shared memory, {kernel} over the kernel");
+}
+
+/// A run without a difference.
+fn equal(what: &str, seconds: u64) -> Outcome {
     let plan = Plan {
         executor: executor(),
         seed: 1,
         count: u64::MAX >> 1,
-        time: Some(Duration::from_secs(10)),
+        time: Some(Duration::from_secs(seconds)),
         lanes: 3,
         switches: Switches::parse(what).expect("a switch"),
         mixed: 0,
@@ -68,8 +109,7 @@ fn special(what: &str) {
     }
     assert!(outcome.broken.is_empty(), "{}", outcome.broken.join("\n"));
     assert!(outcome.different.is_empty() && outcome.late.is_empty(), "see above; replay with the seed");
-    let (shm, kernel) = outcome.paths();
-    assert!(stock_mode() || shm > outcome.programs && kernel > 0, "{shm} over shared memory, {kernel} over the kernel");
+    outcome
 }
 
 /// FASTSOCKET_DIFFERENTIAL_SECONDS and FASTSOCKET_DIFFERENTIAL_SEED make it

@@ -6,7 +6,7 @@
 //! address, by the monitor. The client's end of that is handed over like any other
 //! ([`super`]): what the client has sent is sent again in it.
 
-use super::{move_out, pair, settle, start};
+use super::{moved_out, pair, settle, start, take_along};
 use crate::chan::{Chan, Rings};
 use crate::establish::{establish, End};
 use crate::listen::{self, Listener};
@@ -132,7 +132,8 @@ fn one(
         return Some(());
     }
     sys::heavy_fence();
-    move_out(d, &pair::Own(-1));
+    let gone = take_along(d, &pair::Own(-1));
+    moved_out(d, gone);
     d.disconnect();
     settle::leave(d);
     table::release(d);

@@ -4,6 +4,8 @@ use super::extra;
 use crate::stage;
 use crate::table::{Desc, Kind};
 use crate::{user, Cause, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
 use fsocket_sys::{self as sys, Result};
 
@@ -99,6 +101,13 @@ fn set_nonblock(d: &Desc, on: bool) {
     }
 }
 
+/// Has the peer closed its end, or was it killed?
+fn has_closed(d: &Desc) -> bool {
+    let (_, rx, _) = d.rx();
+    let st = rx.prod.status.load(Ordering::Acquire);
+    st & (status::CLOSED | status::RST) != 0 && st & status::MIGRATED == 0
+}
+
 /// `ioctl` on a connection. The `int` argument is read or written through `p`.
 ///
 /// # Safety
@@ -160,9 +169,12 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                 _ if stage::kernel_part(d).is_some() => in_kernel(),
                 SIOCOUTQ => {
                     let (_, tx, h) = d.tx();
-                    // A Unix socket counts what its peer has not read.
-                    let of = if d.is_unix() { fsocket_ring::unread } else { fsocket_ring::unacknowledged };
-                    of(tx, h) as i32
+                    // A Unix socket counts what its peer has not read, and frees that when the peer closes.
+                    match d.is_unix() {
+                        true if has_closed(d) => 0,
+                        true => fsocket_ring::unread(tx, h) as i32,
+                        false => fsocket_ring::unacknowledged(tx, h) as i32,
+                    }
                 }
                 _ => 0,
             };

@@ -81,9 +81,24 @@ pub(super) fn forks(flags: c_ulong) -> bool {
     flags & (CLONE_VM | CLONE_THREAD) as c_ulong == 0
 }
 
+/// Before a fork. A child that shares its descriptors with this process, and not its memory, has a table of its own of
+/// what they are: one process's `close` would be the other's end. Both use the kernel from then on.
+fn before_fork(flags: c_ulong) {
+    if shares_descriptors(flags) {
+        init::never();
+        let _errno = fsocket_sys::errno::Saved::errno();
+        unshared::begin_beside();
+    }
+    init::before_fork();
+}
+
+fn shares_descriptors(flags: c_ulong) -> bool {
+    flags & CLONE_FILES as c_ulong != 0
+}
+
 /// A fork that runs none of the handlers of `pthread_atfork`: ours run here.
 pub(super) fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
-    init::before_fork();
+    before_fork(flags);
     let r = call();
     let _errno = fsocket_sys::errno::Saved::errno();
     match r {
@@ -94,6 +109,10 @@ pub(super) fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
 }
 
 fn born(flags: c_ulong) {
+    if shares_descriptors(flags) {
+        // What a child closes for itself is its parent's.
+        return init::after_fork();
+    }
     init::born();
     if flags & CLONE_NEWNET as c_ulong != 0 {
         process::disable();
@@ -155,7 +174,7 @@ pub unsafe fn clone(
     // SAFETY: `f` is the function of a `clone`, and not null.
     let f: extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(f) };
     let mut start = Start { f, arg, flags: flags as c_ulong };
-    init::before_fork();
+    guarded(|| before_fork(flags as c_ulong));
     let first = &raw mut start as *mut c_void;
     let r = real!(clone(begin as *mut c_void, stack, flags, first, parent_tid, tls, child_tid));
     let _errno = fsocket_sys::errno::Saved::errno();

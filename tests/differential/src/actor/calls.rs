@@ -1,15 +1,19 @@
 //! Each call of a program, made through libc.
 
+mod act;
 pub mod any;
 mod bytes;
 pub mod child;
+mod come;
+mod echo;
 pub mod long;
-mod names;
+pub mod names;
 mod ready;
 mod settle;
 mod touch;
+mod tree;
 
-use super::{exec, fork_actor, handle_signals, start_thread};
+use super::{clone_files, exec, fork_actor, handle_signals, start_thread};
 use crate::call::Call;
 use crate::shared::{state, Shared, Slot, TRANSFER};
 use crate::symbols::OPTIONS;
@@ -18,7 +22,7 @@ use bytes::{
 };
 use fsocket_sys as sys;
 use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
-use names::{connect, listen, name_out, named};
+use names::{connect, listen, name_out, named, place};
 use ready::{epoll_ctl, epoll_events, mask, poll_list, select_list, timer, timespec};
 use settle::{await_ack, await_acks, drain_nagle, holds_back};
 use std::mem::{size_of, zeroed};
@@ -32,13 +36,14 @@ fn errno() -> i32 {
 /// Makes the call that is in the slot: what it returned, and errno.
 pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
     let Some(call) = Call::by_number(slot.call.load(Relaxed)) else { return (-1, libc::ENOSYS) };
-    if call == Call::SendMmsg {
+    if call == Call::SendMmsg && !names::is_unix(slot.arg(0) as c_int) {
         slot.state.store(state::SETTLING, Release);
         await_acks(slot.arg(0) as c_int);
         slot.state.store(state::BUSY, Release);
     }
     let ret = match call {
         Call::Fork => fork_actor(shared, slot.arg(0) as usize),
+        Call::CloneFiles => clone_files(shared, slot.arg(0) as usize),
         Call::Thread => start_thread(shared, slot.arg(0) as usize),
         Call::Exec => exec(shared, slot),
         // SAFETY: arguments are numbers; buffers are the slot's, which is ours
@@ -68,8 +73,11 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
     unsafe {
         match call {
             Call::Socket => libc::socket(fd(0), libc::SOCK_STREAM | fd(1), 0).into(),
-            Call::Bind => named(a(1), a(2), |p, len| libc::bind(fd(0), p, len)),
-            Call::Connect => connect(s, fd(0), a(1), a(2)),
+            Call::Bind => named(a(1), place(s, a(1), a(2)), |p, len| libc::bind(fd(0), p, len)),
+            Call::Connect | Call::Come => connect(s, fd(0), a(1), a(2)),
+            Call::AcceptAll => come::accept_all(s, fd(0)),
+            Call::Ping => echo::ping(fd(0), a(1)),
+            Call::Echo => echo::echo(fd(0), a(1)),
             Call::ConnectUnspec => {
                 let none: sockaddr = zeroed();
                 libc::connect(fd(0), &none, size_of::<sockaddr>() as socklen_t).into()
@@ -180,6 +188,13 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
                 s.put_aux(info[0].into());
                 r
             }
+            Call::Fill => act::fill(s, fd(0)),
+            Call::Drain => act::drain(fd(0)),
+            Call::Stuck => act::stuck(fd(0), a(1), a(2) != 0),
+            Call::Clock => act::start_clock(),
+            Call::Passed => act::passed(a(0)),
+            Call::Queue => act::queue(s, fd(0)),
+            Call::OrigDst => name_out(s, |p, len| libc::getsockopt(fd(0), fd(1), act::ORIGINAL_DST, p.cast(), len)),
             Call::GetFl => libc::fcntl(fd(0), libc::F_GETFL).into(),
             Call::SetFl => libc::fcntl(fd(0), libc::F_SETFL, fd(1)).into(),
             Call::GetFd => libc::fcntl(fd(0), libc::F_GETFD).into(),
@@ -197,7 +212,7 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
                 libc::ioctl(fd(0), libc::FIONBIO, &mut on).into()
             }
             Call::FionRead => int_out(s, |v| libc::ioctl(fd(0), libc::FIONREAD, v)),
-            Call::OutQ => int_out(s, |v| libc::ioctl(fd(0), libc::TIOCOUTQ, v)),
+            Call::OutQ => int_out(s, |v| names::out_queue(fd(0), v)),
             Call::AtMark => sockatmark(fd(0)).into(),
             Call::Poll => poll_list(s, 1, |p, k| libc::poll(p, k, fd(0))),
             Call::PPoll => {
@@ -247,8 +262,13 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
                 let r = libc::pthread_sigmask(libc::SIG_SETMASK, &mask(a(0)), null_mut());
                 -i64::from(r)
             }
+            Call::VFork => tree::vfork(s, fd(0), a(1), a(2) != 0),
+            Call::Unshare => tree::unshare_files(a(0)),
+            Call::Subreaper => libc::prctl(libc::PR_SET_CHILD_SUBREAPER, a(0)).into(),
+            Call::Reap => tree::reap(s),
+            Call::Limit => tree::limit(a(0), a(1)),
             Call::Exit => libc::_exit(0),
-            Call::Fork | Call::Thread | Call::Exec | Call::Kill | Call::Signal => -1,
+            Call::Fork | Call::CloneFiles | Call::Thread | Call::Exec | Call::Kill | Call::Signal => -1,
         }
     }
 }

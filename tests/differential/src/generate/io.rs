@@ -7,10 +7,16 @@ use crate::program::VARS;
 
 /// Bytes in flight in one direction at most: both kernel and ring hold more.
 const IN_FLIGHT: usize = 24_000;
+/// Of a Unix socket the kernel counts the memory behind each message, and reports room while a quarter is taken.
+const UNIX_IN_FLIGHT: usize = 6_000;
+const UNIX_MESSAGE: usize = 1_500;
 
 impl Gen {
     fn size(&mut self) -> usize {
         let n = self.rng.pick(&[0, 1, 1, 3, 8, 10, 64, 100, 100, 500, 1000, 1500, 3000, 9000]);
+        if self.switches.has("unix") {
+            return n.min(UNIX_MESSAGE);
+        }
         if self.switches.has("bulk") && self.rng.chance(20) {
             60_000
         } else {
@@ -37,7 +43,8 @@ impl Gen {
     pub(super) fn send_over(&mut self, actor: usize, fd: Fd, side: Side) -> bool {
         let to = 1 - side.side;
         let mut n = self.size();
-        if self.m.conns[side.conn].bytes[to] + n > IN_FLIGHT && !self.switches.has("bulk") {
+        let most = if self.switches.has("unix") { UNIX_IN_FLIGHT } else { IN_FLIGHT };
+        if self.m.conns[side.conn].bytes[to] + n > most && !self.switches.has("bulk") {
             n = 0;
         }
         let v = fd.var as i64;

@@ -59,6 +59,8 @@ pub struct Conn {
     pub fin: [bool; 2],
     /// Something urgent was sent to that side.
     pub urgent: [bool; 2],
+    /// Of Unix sockets.
+    pub unix: bool,
     /// The client has taken the connection to the kernel.
     pub moved: bool,
 }
@@ -140,6 +142,13 @@ impl Model {
         let process = self.process(client);
         let same = self.queues.get(&port).is_none_or(|q| q.iter().all(|(_, p)| *p == process));
         self.queued(port) == 0 || (same && !self.shared_ports.contains(&port))
+    }
+
+    /// Is what waits at a port one client's? (What a program has opened before its `exec` is another's.)
+    pub fn one_client(&self, port: usize) -> bool {
+        let Some(q) = self.queues.get(&port) else { return true };
+        let clients: HashSet<usize> = q.iter().map(|(_, p)| *p).collect();
+        q.len() < 2 || clients.len() == 1 && !clients.contains(&usize::MAX)
     }
 
     fn process(&self, actor: usize) -> usize {
@@ -257,6 +266,11 @@ impl Model {
     pub fn thread(&mut self, actor: usize) {
         let process = self.process(actor);
         self.actors.push(Actor { process, alive: true, sleeps_on: Vec::new(), consumes: false });
+    }
+    /// A thread goes on with a copy of the descriptors. (Its process stays one, which the model forgets.)
+    pub fn unshare(&mut self, actor: usize) {
+        self.fds.push(self.fds_of(actor));
+        self.actors[actor].process = self.fds.len() - 1;
     }
     pub fn process_ends(&mut self, actor: usize) {
         let p = self.process(actor);

@@ -73,7 +73,7 @@ impl Gen {
 
     /// Do connections go to the kernel that have begun in shared memory?
     pub(super) fn moves(&self) -> bool {
-        ["stdio", "scm", "recycled"].iter().any(|name| self.switches.has(name))
+        ["stdio", "scm", "recycled", "unix", "trees"].iter().any(|name| self.switches.has(name))
     }
 
     /// Before a side takes a connection to the kernel, or a listener is passed.

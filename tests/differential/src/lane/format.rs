@@ -53,6 +53,13 @@ impl Ports {
                 ip.copy_from_slice(&b[8..24]);
                 format!("[{}]:{}", std::net::Ipv6Addr::from(ip), self.name(port))
             }
+            (libc::AF_UNIX, 2) => "unnamed".into(),
+            (libc::AF_UNIX, _) => {
+                let kind = if b[2] == 0 { "abstract" } else { "path" };
+                // (The kernel has named those without a "port".)
+                let port = if b.len() < 12 { None } else { crate::actor::unix_port(&b[2..]) };
+                format!("{kind}:{}", port.map_or("auto".into(), |p| self.name(p)))
+            }
             (family, n) => format!("family {family}, {n} bytes"),
         }
     }
@@ -90,7 +97,9 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
     match step.call {
         GetFl if ret >= 0 => text = sym::bits(sym::FILE_FLAGS, ret & !(libc::O_ACCMODE as i64)),
         _ if ret < 0 && !matches!(step.call, Recv | Read | ReadV | PreadV2 | RecvFrom) => {}
-        Accept | Accept4 | GetSockName | GetPeerName => text += &format!(" {}", ports.address(data)),
+        Reap => text += &format!(" {}", aux.first().map_or("?".into(), |e| sym::errno(*e as i32))),
+        Fill => text = if ret > 0 { "much" } else { "little" }.into(),
+        Accept | Accept4 | GetSockName | GetPeerName | OrigDst => text += &format!(" {}", ports.address(data)),
         Recv | Read | ReadV | PreadV2 | RecvFrom | RecvMsg | RecvMmsg => {
             if ret > 0 {
                 text += &format!(" {}", bytes(data));
@@ -107,7 +116,15 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
             }
         }
         SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ | GetAny | Any
-        | Long | Attributes => text += &format!(" {aux:?}"),
+        | Long | Attributes | Queue => text += &format!(" {aux:?}"),
+        AcceptAll => {
+            let of = |pair: &[i64]| match pair[0] {
+                ..0 => sym::errno(-pair[0] as i32),
+                n => format!("{n}<{:02x}>", pair[1]),
+            };
+            let all: Vec<String> = aux[1..].chunks_exact(2).map(of).collect();
+            text += &format!(" {} {}", all.join(" "), sym::errno(aux[0] as i32));
+        }
         GetOpt => text += &format!(" {}", free::option(step.args[1], aux)),
         TcpState => text += &format!(" {}", free::tcp_state(aux[0])),
         Poll | PPoll => text += &listed(sym::POLL),

@@ -7,6 +7,7 @@ use super::{Lane, Mode, Transcript};
 use crate::call::{Call, Kind};
 use crate::program::{Program, Step, ACTORS, VARS};
 use crate::shared::{state, SPAWN};
+use crate::symbols as sym;
 use crate::watch::{Doing, Watch};
 use anyhow::{bail, Result};
 use fsocket_sys as sys;
@@ -64,6 +65,7 @@ pub fn run(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Transcript>
     for i in 0..ACTORS {
         lane.shared.slot(i).forget();
     }
+    lane.shared.run.fetch_add(1, Relaxed);
     let none = || Actor { status: Status::Absent, process: 0, pid: 0, watch: Watch::new(-1), signals: [0; 3] };
     let actors = (0..ACTORS).map(|_| none()).collect();
     let mut run = Run {
@@ -83,6 +85,7 @@ pub fn run(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Transcript>
     let lines = std::mem::take(&mut run.lines);
     done?;
     ended?;
+    lane.remove_sockets(program);
     Ok(Transcript { lines })
 }
 
@@ -174,7 +177,7 @@ impl Run<'_> {
             Status::Dead => Some("dead"),
             Status::Busy(_) => Some("busy"),
         };
-        let starts = matches!(step.call, Call::Fork | Call::Thread);
+        let starts = matches!(step.call, Call::Fork | Call::CloneFiles | Call::Thread);
         let taken = starts && self.actors[step.args[0] as usize].status != Status::Absent;
         let rival = |a: &Actor| matches!(a.status, Status::Busy(j) if self.program.contend(i, j));
         let crowded = self.actors.iter().any(rival).then_some("crowded");
@@ -206,7 +209,8 @@ impl Run<'_> {
     /// Between connections of several clients, or for several acceptors, there is
     /// no order: the next one waits until the queue is empty.
     fn out_of_order(&self, k: usize, step: &Step) -> Option<&'static str> {
-        if step.call != Call::Connect || step.args[2] < 0 {
+        // (Unix sockets have one queue, in the kernel.)
+        if step.call != Call::Connect || step.args[2] < 0 || step.args[1] >= sym::PATH {
             return None;
         }
         let (port, client) = (step.args[2] as usize, self.client(k, step));
@@ -416,7 +420,7 @@ impl Run<'_> {
             self.ports.listens(step.args[2] as usize, slot.aux[0].load(Relaxed) as u16);
         }
         self.account(k, step, ret, slot.errno.load(Relaxed));
-        if step.call == Call::Connect {
+        if matches!(step.call, Call::Connect | Call::Come) {
             self.ports.connects(slot.aux[0].load(Relaxed) as u16);
         }
         let mut text = format::answer(step, slot, &mut self.ports);
@@ -433,7 +437,11 @@ impl Run<'_> {
         if step.call == Call::Exec && ret == 0 {
             self.actors[k].watch = Watch::new(slot.tid.load(Relaxed));
         }
-        if matches!(step.call, Call::Fork | Call::Thread) && ret == 0 {
+        if step.call == Call::Unshare && ret == 0 {
+            self.vars.push(self.vars[process]);
+            self.actors[k].process = self.vars.len() - 1;
+        }
+        if matches!(step.call, Call::Fork | Call::CloneFiles | Call::Thread) && ret == 0 {
             let process = if step.call == Call::Fork {
                 self.vars.push(self.vars[process]);
                 self.vars.len() - 1
@@ -525,6 +533,8 @@ fn has_timeout(step: &Step) -> bool {
         Call::Poll | Call::PPoll | Call::Select | Call::PSelect => step.args[0],
         Call::EpollWait | Call::EpollPwait | Call::EpollPwait2 => step.args[2],
         Call::Any => step.args[7],
+        Call::Fill | Call::Drain | Call::Stuck => return true,
+        Call::VFork | Call::CloneFiles => return true,
         Call::Sleep | Call::Fork | Call::Thread | Call::Exec | Call::Child => return true,
         _ => return false,
     };

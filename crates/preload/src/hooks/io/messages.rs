@@ -253,9 +253,22 @@ impl Several {
     }
 }
 
+/// Has one of these messages room for control messages?
+///
+/// # Safety
+/// `vec` has `n` entries, or there is nothing.
+unsafe fn any_takes_control(vec: *const mmsghdr, n: c_uint) -> bool {
+    (0..n.min(UIO_MAXIOV as c_uint) as usize).any(|i| {
+        let m = vec.wrapping_add(i);
+        // SAFETY: any bytes are a length; where nothing is, the copy says so. No reference is made.
+        unsafe { user::get(&raw const (*m).msg_hdr.msg_controllen) }.is_ok_and(|len| len != 0)
+    })
+}
+
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     upgrade::give_up_fd(fd);
-    if let Some(d) = conn(fd).filter(|d| d.is_unix()) {
+    // SAFETY: the program says that `vec` has `n` entries; they are reached by copies.
+    if let Some(d) = conn(fd).filter(|d| d.is_unix() && unsafe { any_takes_control(vec, n) }) {
         // A control message ends the messages of one call.
         guarded(|| opts::extra::leave(d));
     }
