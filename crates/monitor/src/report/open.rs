@@ -5,7 +5,6 @@ use crate::clients::Client;
 use crate::{ChannelId, FamilyId};
 use fsocket_abi::flags::FlagSet;
 use fsocket_proto::report;
-use fsocket_sync::atomic::Ordering;
 use std::collections::{HashMap, HashSet};
 
 /// Ends by process, and the connections behind which the kernel has an idle one.
@@ -36,12 +35,12 @@ impl Sources<'_> {
                 let is_agents = channel.is_some_and(|ch| {
                     *agents.entry((end.channel, end.side)).or_insert_with(|| self.is_agents(ch, end.side))
                 });
-                let is_unix = i32::from(sock.family.load(Ordering::Relaxed)) == libc::AF_UNIX;
+                let is_unix = i32::from(sock.family()) == libc::AF_UNIX;
                 let has_idle = !is_unix && channel.is_some() && sock.flags.get().has(FlagSet::ACROSS);
                 if has_idle {
                     open.idle_kernel.insert((end.channel, end.slot));
                 }
-                let holders = sock.holders.iter().map(|h| h.load(Ordering::Relaxed)).filter(|nonce| *nonce != 0);
+                let holders = sock.holders().filter(|nonce| *nonce != 0);
                 for nonce in holders {
                     let of = open.processes.entry((arena.family, nonce)).or_default();
                     *if is_agents { &mut of.agents } else { &mut of.shm } += 1;
