@@ -202,6 +202,9 @@ impl Run<'_> {
             "blocks".into()
         };
         self.say(i, &text);
+        if step.call == Call::Come {
+            self.monitor_hears(); // README.md, known gaps
+        }
         self.settle();
         Ok(())
     }
@@ -493,15 +496,19 @@ impl Run<'_> {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        // The monitor hears of it, and tells others.
+        self.monitor_hears();
+        self.mark_dead(pid);
+        true
+    }
+
+    /// The monitor hears of it, and tells others.
+    fn monitor_hears(&self) {
         for _ in 0..200 {
             std::thread::sleep(Duration::from_micros(100));
             if self.lane.monitor_sleeps() {
                 break;
             }
         }
-        self.mark_dead(pid);
-        true
     }
 
     fn died(&mut self, k: usize) {
