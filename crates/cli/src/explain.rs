@@ -66,6 +66,8 @@ pub fn run(args: &Explain) -> i32 {
     let mut explained = Vec::new();
     for pid in &pids {
         match Facts::of(*pid) {
+            // (The monitor has a copy of each listen socket that it knows.)
+            Ok(Some(facts)) if port.is_some() && facts.is_monitor() => {}
             Ok(Some(facts)) => explained.push(explain(facts, &all, port)),
             Ok(None) => {}
             Err(e) => {

@@ -1,5 +1,6 @@
 //! What `fastsocket stat` and `fastsocket ss` show.
 
+mod end;
 mod open;
 
 use crate::address;
@@ -11,14 +12,16 @@ use crate::shm::listeners::Listener;
 use crate::shm::Shm;
 use crate::zones::Zones;
 use crate::{ChannelId, ConnId};
+use end::End;
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_abi::arena::COUNTERS;
-use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
 use fsocket_abi::flags::FlagSet;
-use fsocket_abi::sock::{Name, Place, Sock};
+use fsocket_abi::sock::Name;
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::Ordering;
+use open::Open;
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -98,29 +101,6 @@ pub fn leave(report: &Report, socket: &Path) {
     }
 }
 
-/// One end of a connection, read once.
-struct End {
-    channel: ChannelId,
-    slot: usize,
-    side: usize,
-    sent: u64,
-    received: u64,
-}
-
-impl End {
-    fn read(sock: &Sock) -> Option<End> {
-        let Place { channel, slot, side } = sock.place();
-        let end = End {
-            channel,
-            slot,
-            side,
-            sent: sock.tx.bytes.load(Ordering::Relaxed),
-            received: sock.rx.bytes.load(Ordering::Relaxed),
-        };
-        (end.slot < SLOTS && end.side < 2).then_some(end)
-    }
-}
-
 /// What a report is made of.
 pub struct Sources<'a> {
     pub ctx: &'a Context,
@@ -135,7 +115,8 @@ impl Sources<'_> {
     /// The report.
     pub fn report(&self, wanted: Wanted) -> Report {
         let sees = |uid: u32| wanted.viewer == 0 || self.ctx.config.private || wanted.viewer == uid;
-        let open = self.open(&sees);
+        let is_agents = |ch: &Channel, side| self.is_agents(ch, side);
+        let open = Open::look(self.ctx.arenas.iter().filter(|a| sees(a.uid)), self.shm, &is_agents);
         Report {
             version: VERSION,
             monitor_pid: std::process::id(),
@@ -213,7 +194,7 @@ impl Sources<'_> {
         sum
     }
 
-    fn report_processes(&self, sees: &dyn Fn(u32) -> bool, open: &open::Open) -> Vec<Process> {
+    fn report_processes(&self, sees: &dyn Fn(u32) -> bool, open: &Open) -> Vec<Process> {
         let mut roots = HashMap::new();
         let mut list: Vec<_> = self.ctx.clients.iter().filter(|(_, c)| c.is_process() && sees(c.uid)).collect();
         // The oldest of a family gives it its name.

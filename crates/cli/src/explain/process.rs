@@ -5,7 +5,7 @@ use crate::program::{self, Kind};
 use crate::{glibc, place};
 use fsocket_client::{control, locate};
 use fsocket_proto::paths;
-use fsocket_proto::report::{Counters, Report};
+use fsocket_proto::report::{self, Counters, Report};
 use procfs::process::{MMapPath, Process};
 use procfs::ProcError;
 use rustix::io::Errno;
@@ -88,6 +88,50 @@ fn as_seen_by(pid: i32, path: &Path) -> PathBuf {
     seen.into()
 }
 
+/// What a monitor says.
+struct Asked {
+    socket: PathBuf,
+    state: State,
+    user: Option<u32>,
+    report: Report,
+}
+
+impl Asked {
+    /// `seen`: its socket, seen from here.
+    fn at(seen: PathBuf, socket: PathBuf) -> Asked {
+        let (state, user) = match control::probe(&seen) {
+            Ok(user) => match control::greet(&seen) {
+                Ok(()) => (State::Answers, user),
+                Err(Errno::PROTO) => (State::OtherVersion, user),
+                Err(e) => (State::Refuses(e.to_string()), user),
+            },
+            Err(e) if control::is_absent(e) => (State::Absent, None),
+            Err(e) => (State::Refuses(e.to_string()), None),
+        };
+        let report =
+            if state == State::Answers { control::report(&seen).unwrap_or_default() } else { Report::default() };
+        Asked { socket, state, user, report }
+    }
+
+    fn process(&self, pid: i32) -> Option<&report::Process> {
+        self.report.processes.iter().find(|p| i64::from(p.pid) == i64::from(pid))
+    }
+}
+
+/// The monitors that run, that may be looked at, and that number processes as we do, with the sockets that their command
+/// lines name.
+fn monitors() -> impl Iterator<Item = (i32, PathBuf)> {
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    let own = std::process::id().try_into().map_or(0, |pid| place::namespace(pid, "pid"));
+    let all = all.filter(move |p| place::namespace(p.pid, "pid") == own);
+    let is_monitor = |p: &Process| p.exe().is_ok_and(|exe| exe.file_name() == Some(OsStr::new(locate::MONITOR)));
+    all.filter(is_monitor).filter_map(|p| {
+        let arguments = p.cmdline().ok()?;
+        let at = arguments.iter().position(|a| a == "--socket")?;
+        Some((p.pid, PathBuf::from(arguments.get(at + 1)?)))
+    })
+}
+
 impl Facts {
     /// `None`: there is no such process.
     ///
@@ -153,31 +197,24 @@ impl Facts {
 
     fn ask_monitor(&mut self, environ: &HashMap<OsString, OsString>) {
         let named = environ.get(OsStr::new(paths::ENV_SOCKET)).filter(|v| !v.is_empty());
-        // (A program that sets its title may have written over its environment.)
         let usual = || control::from_env().unwrap_or_else(|| PathBuf::from(paths::SYSTEM_SOCKET));
         let socket = named.map_or_else(usual, PathBuf::from);
-        let seen = as_seen_by(self.pid, &socket);
-        let (state, user) = match control::probe(&seen) {
-            Ok(user) => match control::greet(&seen) {
-                Ok(()) => (State::Answers, user),
-                Err(Errno::PROTO) => (State::OtherVersion, user),
-                Err(e) => (State::Refuses(e.to_string()), user),
-            },
-            Err(e) if control::is_absent(e) => (State::Absent, None),
-            Err(e) => (State::Refuses(e.to_string()), None),
-        };
-        let mut pid = 0;
-        if let (State::Answers, Ok(report)) = (&state, control::report(&seen)) {
-            pid = report.monitor_pid;
-            let own = report.processes.iter().find(|p| i64::from(p.pid) == i64::from(self.pid));
-            self.registered = own.is_some();
-            self.is_off = own.is_some_and(|p| p.off);
-            self.rule = own.map(|p| p.rule.clone()).unwrap_or_default();
-            self.counters = own.map(|p| p.counters.clone()).unwrap_or_default();
-            self.report = report;
+        let mut asked = Asked::at(as_seen_by(self.pid, &socket), socket);
+        // A program that sets its title may have written over its environment: then the monitor is one that knows it.
+        if named.is_none() && asked.process(self.pid).is_none() {
+            let mut others = monitors().map(|(pid, socket)| Asked::at(as_seen_by(pid, &socket), socket));
+            asked = others.find(|other| other.process(self.pid).is_some()).unwrap_or(asked);
         }
-        let kind = if socket == Path::new(paths::SYSTEM_SOCKET) { "system" } else { "private" };
-        self.monitor = Some(Monitor { socket, kind, state, pid, user });
+        if let Some(own) = asked.process(self.pid) {
+            self.registered = true;
+            self.is_off = own.off;
+            self.rule = own.rule.clone();
+            self.counters = own.counters.clone();
+        }
+        let kind = if asked.socket == Path::new(paths::SYSTEM_SOCKET) { "system" } else { "private" };
+        let Asked { socket, state, user, report } = asked;
+        self.monitor = Some(Monitor { socket, kind, state, pid: report.monitor_pid, user });
+        self.report = report;
     }
 
     fn find_obstacles(

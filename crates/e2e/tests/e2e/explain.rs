@@ -130,6 +130,21 @@ fn accelerated_and_ready() {
     }
 }
 
+/// As nginx and redis do for their titles. Its private monitor is found by what it knows.
+#[test]
+fn a_program_that_has_written_over_its_environment() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let path = script("apps/held.py").display().to_string();
+    let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "titled"]);
+    client.wait_stdout("ok", Duration::from_secs(60));
+    let environ = std::fs::read(format!("/proc/{}/environ", client.pid())).expect("its environment");
+    assert!(!environ.windows(9).any(|w| w == b"FASTSOCKE"), "it is there");
+    let said = state(&host, client.pid(), "accelerated");
+    assert_eq!((&said["registered"], &said["monitor"]["kind"]), (&true.into(), &"private".into()), "{said:#}");
+}
+
 /// Its connections began over shared memory, and none stayed there.
 #[test]
 fn what_leaves_at_once_is_not_accelerated() {

@@ -55,7 +55,7 @@ pub(super) fn is_unix(fd: c_int) -> bool {
 
 /// SIOCOUTQ. The kernel counts the memory behind the bytes of a Unix socket: then only whether there is something.
 pub(super) unsafe fn out_queue(fd: c_int, v: *mut c_int) -> c_int {
-    // SAFETY: the caller's int.
+    // SAFETY: `v` is an int that lives during the call.
     unsafe {
         let r = libc::ioctl(fd, libc::TIOCOUTQ, v);
         if r == 0 && is_unix(fd) {

@@ -58,7 +58,7 @@ pub(super) fn vfork(s: &Slot, fd: c_int, what: i64, cloned: bool) -> i64 {
 
 #[inline(never)]
 unsafe fn by_libc(order: &Order) -> libc::pid_t {
-    // SAFETY: the caller's; nothing of this frame is written between the two returns.
+    // SAFETY: the order outlives the child; nothing of this frame is written between the two returns.
     unsafe {
         #[allow(deprecated)]
         match libc::vfork() {
