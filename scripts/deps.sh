@@ -107,6 +107,7 @@ programs_needs=(
     "sshd openssh-server"
     "ssh openssh-client"
     "vsftpd vsftpd"
+    "strace strace"
     "lftp lftp"
     "javac openjdk-17-jdk-headless"
     "go golang-go"
