@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
         }
     } else {
         int rtt = !strcmp(argv[1], "rtt");
-        /* What has not been asked for a few times has not gone over. */
+        /* A connection goes over after some requests, which are not timed. */
         int c = opened(path, size, count + (rtt ? warm : 0), rtt);
         for (long i = 0; rtt && i < warm; i++)
             if (!put(c, size) || !get(c, size))

@@ -168,7 +168,7 @@ impl Sock {
         let free = |h: &AtomicU64| h.load(Relaxed) == 0 && h.compare_exchange(0, nonce, AcqRel, Relaxed).is_ok();
         self.holders.iter().any(free)
     }
-    /// One that is only counted, and keeps the connection for good if it dies.
+    /// Counts a holder for which there is no room. The connection stays open for good if that process dies.
     pub fn add_extra_holder(&self) {
         self.extra_holders.fetch_add(1, AcqRel);
     }

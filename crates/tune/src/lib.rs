@@ -4,7 +4,7 @@
 //! [`Machine`] and [`Device`] describe what is there, [`plan()`] says what
 //! should change and why (it looks at descriptions only), [`apply()`] does it
 //! after writing the old values to a [`Store`], [`revert()`] goes back.
-//! What each setting is for and where that is written: `docs/network.md`.
+//! `docs/network.md` says the purpose and the source of each setting.
 
 #![deny(unsafe_code)]
 

@@ -293,7 +293,7 @@ unsafe fn byte(p: *const u8) -> bool {
         true
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: one byte is read, of no device, into one of ours.
+    // SAFETY: reads one byte, which no device has, into a local.
     unsafe {
         let mut b = 0u8;
         by_call(p, &raw mut b, 1)

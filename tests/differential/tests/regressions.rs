@@ -66,7 +66,7 @@ fn unix_streams() {
     assert!(stock_mode() || over > outcome.programs, "{over} ends of {} programs went over", outcome.programs);
 }
 
-/// What options do.
+/// Options, each tried by its effect.
 #[test]
 fn options_that_act() {
     let outcome = equal("acts", SHORT);

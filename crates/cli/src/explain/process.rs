@@ -118,12 +118,14 @@ impl Asked {
     }
 }
 
-/// The monitors that run, that may be looked at, and that number processes as we do, with the sockets that their command
-/// lines name.
-fn monitors() -> impl Iterator<Item = (i32, PathBuf)> {
+/// Running monitors of this user and of root, with the sockets that their command lines name. Another user could run a
+/// program of that name, which answers nothing or lies. Only those count that number processes as we do.
+fn monitors(user: u32) -> impl Iterator<Item = (i32, PathBuf)> {
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
     let own = std::process::id().try_into().map_or(0, |pid| place::namespace(pid, "pid"));
     let all = all.filter(move |p| place::namespace(p.pid, "pid") == own);
+    // (By its status: a process that may not be traced has a folder of root's.)
+    let all = all.filter(move |p| p.status().is_ok_and(|status| [user, 0].contains(&status.euid)));
     let is_monitor = |p: &Process| p.exe().is_ok_and(|exe| exe.file_name() == Some(OsStr::new(locate::MONITOR)));
     all.filter(is_monitor).filter_map(|p| {
         let arguments = p.cmdline().ok()?;
@@ -202,7 +204,7 @@ impl Facts {
         let mut asked = Asked::at(as_seen_by(self.pid, &socket), socket);
         // A program that sets its title may have written over its environment: then the monitor is one that knows it.
         if named.is_none() && asked.process(self.pid).is_none() {
-            let mut others = monitors().map(|(pid, socket)| Asked::at(as_seen_by(pid, &socket), socket));
+            let mut others = monitors(self.user).map(|(pid, socket)| Asked::at(as_seen_by(pid, &socket), socket));
             asked = others.find(|other| other.process(self.pid).is_some()).unwrap_or(asked);
         }
         if let Some(own) = asked.process(self.pid) {

@@ -4,8 +4,8 @@
 //! socket stays idle behind that, and is the way back. Here sock_diag(7) says which two sockets are connected. The
 //! sides name no peer, so neither can lie: a descriptor that was passed to a process still is the same socket.
 //!
-//! A channel leads to a listener. Unix connections have none that the monitor would know: those that a fork group has
-//! accepted at sockets of one name lead to one that stands for these, which nobody finds by an address.
+//! A channel leads to a listener, and the monitor knows no listening Unix socket. So it makes an entry for each fork group
+//! and name, to which the channels of such connections lead. No address leads there.
 
 use crate::answer::Answer;
 use crate::context::Context;

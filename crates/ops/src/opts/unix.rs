@@ -40,7 +40,7 @@ const ACT: [i32; 7] = [
 ];
 
 /// # Safety
-/// `val` is the program's for `len` bytes, or nothing is there.
+/// The program owns `len` bytes at `val`, or no memory is there.
 pub(super) unsafe fn set(
     fd: i32,
     d: &'static Desc,

@@ -110,7 +110,7 @@ pub(super) fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
 
 fn born(flags: c_ulong) {
     if shares_descriptors(flags) {
-        // What a child closes for itself is its parent's.
+        // Parent and child share one table of descriptors: a close by the child would close for both.
         return init::after_fork();
     }
     init::born();

@@ -262,7 +262,7 @@ impl Gen {
         }
     }
 
-    /// EPOLL_CTL_MOD, or once more from the beginning. What is ready is news then.
+    /// EPOLL_CTL_MOD, or once more from the beginning. Everything that is ready is reported again then.
     fn arm_again(&mut self) {
         let Some(ep) = self.open_instance() else { return };
         let mut watched: Vec<usize> = self.m.watched.iter().filter(|w| w.0 == ep.var).map(|w| w.1).collect();

@@ -7,7 +7,7 @@ use crate::program::VARS;
 
 /// Bytes in flight in one direction at most: both kernel and ring hold more.
 const IN_FLIGHT: usize = 24_000;
-/// Of a Unix socket the kernel counts the memory behind each message, and reports room while a quarter is taken.
+/// The kernel counts the memory behind each message in a Unix socket, and reports room while a quarter is taken.
 const UNIX_IN_FLIGHT: usize = 6_000;
 const UNIX_MESSAGE: usize = 1_500;
 

@@ -21,7 +21,7 @@ fn given(went_on: bool, done: i64) -> Option<i64> {
 }
 
 fn send(fd: c_int) -> bool {
-    // SAFETY: a buffer of ours.
+    // SAFETY: the buffer lives during the call.
     unsafe {
         libc::send(fd, MESSAGE.as_ptr() as *const c_void, MESSAGE.len(), libc::MSG_NOSIGNAL) == MESSAGE.len() as isize
     }
