@@ -82,8 +82,13 @@ impl Hosts {
         ))?;
         link::ip(&["netns", "add", &namespace])?;
         link::ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
-        // Short connections by the hundred thousand: all ports there are.
-        link::inside(&namespace, "sh", &["-c", "echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range"])?;
+        // Short connections by the hundred thousand: all ports there are, except those that tests give to servers.
+        let taken = format!("{}-{}", crate::net::FIRST, crate::net::FIRST + crate::net::COUNT - 1);
+        let ports = format!(
+            "echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range; \
+             echo {taken} > /proc/sys/net/ipv4/ip_local_reserved_ports"
+        );
+        link::inside(&namespace, "sh", &["-c", &ports])?;
         let file = File::open(format!("/run/netns/{namespace}")).map_err(|e| format!("{namespace}: {e}"))?;
         Ok(NetHost { name: name.to_owned(), namespace, fd: Arc::new(file.into()), interfaces: Vec::new() })
     }
