@@ -6,6 +6,7 @@
 
 use crate::table::Desc;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use fsocket_abi::arena::Reason;
 use fsocket_proto::Message;
 
 /// See the module's description.
@@ -26,6 +27,8 @@ pub struct Upcalls {
     pub last_reference: fn(&'static Desc),
     /// Everything becomes the kernel's: nobody can tell what the program does below us.
     pub leave_everything: fn(),
+    /// The kernel is about to use what is behind this number where we cannot follow.
+    pub used_below: fn(i32, Reason),
     /// A connection that has become the kernel's may come back: what its number is from then on, and where its
     /// watchers go. None: it stays the kernel's.
     pub kernel_for_now: fn(&'static Desc) -> Option<&'static Desc>,
@@ -68,6 +71,7 @@ static NONE: Upcalls = Upcalls {
     shares_nothing: || true,
     last_reference: |_| {},
     leave_everything: || {},
+    used_below: |_, _| {},
     kernel_for_now: |_| None,
     leave_to_instances: |_| {},
     accepted: |_, _, _| {},

@@ -3,9 +3,10 @@
 
 use crate::upcalls::{self, Upcalls, Watcher};
 use crate::{
-    again, chan, channels, close, epoll, leave, listen, operator, path, peers, pidfd_transfer, route, upgrade, uring,
+    again, chan, channels, close, epoll, leave, listen, operator, path, peers, pidfd_transfer, route, upgrade,
     waker, zone,
 };
+use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::Message;
 
@@ -17,7 +18,8 @@ static UPCALLS: Upcalls = Upcalls {
     monitor_found: again::found,
     shares_nothing: chan::none,
     last_reference: close::last_reference,
-    leave_everything: uring::leave_everything,
+    leave_everything: || leave::everything(Reason::Uring),
+    used_below: leave::used_below,
     leave_to_instances: leave::to_instances,
     accepted: upgrade::accepted,
     kernel_for_now: operator::kernel_for_now,

@@ -1,9 +1,57 @@
 //! A program below whose calls we cannot see: what it has becomes the kernel's.
 
-use crate::table::{self, DESCS};
+use crate::table::{self, Desc, Kind, DESCS};
 use crate::unhooked::registration;
-use crate::{opts, path};
+use crate::{epoll, exec, opts, path, process, socks, stats, upgrade, zone};
+use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
+
+/// The kernel is about to use `fd` below us.
+pub fn used_below(fd: i32, why: Reason) {
+    let Some(d) = table::lookup(fd) else { return };
+    match d.kind() {
+        Kind::Shm => {
+            path::materialize_one(d, why);
+            // Nor does it come back.
+            table::lookup(fd).filter(|d| d.kind() == Kind::Kernel).into_iter().for_each(upgrade::give_up);
+        }
+        Kind::Listener | Kind::KernelListener => leave_listener(d, why),
+        Kind::Kernel => upgrade::give_up(d),
+        Kind::Fresh | Kind::Bound if d.is_used() => {
+            epoll::leave_to_kernel(d);
+            table::forget(d);
+        }
+        // The kernel knows nothing of what is ours in there.
+        Kind::Epoll if epoll::has_items(d) => everything(why),
+        Kind::Epoll => table::forget(d),
+        _ => {}
+    }
+}
+
+fn leave_listener(d: &'static Desc, why: Reason) {
+    let zoned = zone::leave(d, Reason::ZoneUnseen);
+    if d.kind() == Kind::Listener {
+        path::abandon(d, why);
+    } else if zoned {
+        stats::fall_back(why);
+    }
+}
+
+/// Nobody can tell what the kernel will be asked for.
+pub fn everything(why: Reason) {
+    upgrade::give_up_all();
+    if process::nonce() == 0 {
+        return;
+    }
+    // Counters need a place, also in a program that has not used us yet.
+    let _ = socks::arena();
+    stats::fall_back(why);
+    process::disable();
+    for d in table::all().filter(|d| matches!(d.kind(), Kind::Listener | Kind::KernelListener)) {
+        leave_listener(d, why);
+    }
+    exec::hand_over_all();
+}
 
 /// Everything goes to the kernel, and is watched there as it was.
 pub fn to_instances(instances: &[i32]) {

@@ -10,8 +10,8 @@
 //! of a program's own are found by [`crate::unhooked`], and everything is left to the
 //! kernel, as for a ring that a kernel thread polls without any call.
 
-use crate::table::{self, Desc, Kind};
-use crate::{close, epoll, exec, passing, path, pool, process, socks, stats, zone, Outcome};
+use crate::table::{self, Kind};
+use crate::{close, epoll, leave, passing, pool, process, Outcome};
 use fsocket_abi::arena::Reason;
 use fsocket_compat::entry::{self, Entry};
 use fsocket_compat::rings;
@@ -33,7 +33,7 @@ pub unsafe fn made(fd: i32, params: *const u8) {
     let p = unsafe { rings::Params::read(params) };
     if p.flags & SETUP_SQPOLL != 0 || !rings::map(fd, &p) {
         rings::remember(fd, None);
-        leave_everything();
+        leave::everything(Reason::Uring);
     }
 }
 
@@ -139,45 +139,6 @@ pub unsafe fn named(fds: *const i32, n: u32) {
 }
 
 /// The kernel is about to use `fd` below us.
-pub fn used(fd: i32) {
-    let Some(d) = table::lookup(fd) else { return };
-    match d.kind() {
-        Kind::Shm => {
-            path::materialize_one(d, Reason::Uring);
-        }
-        Kind::Listener | Kind::KernelListener => leave_listener(d),
-        Kind::Kernel => crate::upgrade::give_up(d),
-        Kind::Fresh | Kind::Bound if d.is_used() => {
-            epoll::leave_to_kernel(d);
-            table::forget(d);
-        }
-        // The kernel knows nothing of what is ours in there.
-        Kind::Epoll if epoll::has_items(d) => leave_everything(),
-        _ => {}
-    }
-}
-
-fn leave_listener(d: &'static Desc) {
-    let zoned = zone::leave(d, Reason::ZoneUnseen);
-    if d.kind() == Kind::Listener {
-        path::abandon(d, Reason::Uring);
-    } else if zoned {
-        stats::fall_back(Reason::Uring);
-    }
-}
-
-/// Nobody can tell what the kernel will be asked for.
-pub fn leave_everything() {
-    crate::upgrade::give_up_all();
-    if process::nonce() == 0 {
-        return;
-    }
-    // Counters need a place, also in a program that has not used us yet.
-    let _ = socks::arena();
-    stats::fall_back(Reason::Uring);
-    process::disable();
-    for d in table::all().filter(|d| matches!(d.kind(), Kind::Listener | Kind::KernelListener)) {
-        leave_listener(d);
-    }
-    exec::hand_over_all();
+fn used(fd: i32) {
+    leave::used_below(fd, Reason::Uring);
 }

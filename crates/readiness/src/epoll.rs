@@ -23,8 +23,10 @@ mod wrapper;
 
 use crate::lock::Guard;
 use crate::table::{self, Desc};
+use crate::upcalls::upcalls;
 use crate::{listen, process};
 use core::sync::atomic::{fence, Ordering};
+use fsocket_abi::arena::Reason;
 use fsocket_sys::{self as sys, Errno};
 use item::{Item, ITEMS};
 
@@ -88,10 +90,13 @@ pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
     its
 }
 
-/// `epoll_ctl` on an instance that we do not know reaches the kernel, for whatever it names.
-pub fn ctl_elsewhere(fd: i32) {
-    if let Some(d) = table::lookup(fd) {
-        d.placeholder().mark_changed();
+/// `epoll_ctl` on an instance that we do not know reaches the kernel, for whatever it names: what it watches from
+/// now on is the kernel's.
+pub fn ctl_elsewhere(op: i32, fd: i32) {
+    let Some(d) = table::lookup(fd) else { return };
+    d.placeholder().mark_changed();
+    if op != libc::EPOLL_CTL_DEL {
+        (upcalls().used_below)(fd, Reason::Resource);
     }
 }
 

@@ -260,3 +260,59 @@ def epoll_waits_in_another_thread():
         t.log("woken", result)
 
     return server, client
+
+
+def by_message(e):
+    """The same instance under a number that came in a message."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [b"x"], [e.fileno()])
+        return select.epoll.fromfd(socket.recv_fds(theirs, 1, 1)[1][0])
+
+
+@pair()
+def epoll_instance_that_came_by_message():
+    def server(t, s):
+        t.step()
+        s.send(b"12345")
+        t.step()
+        s.close()
+        t.step()
+
+    def client(t, s):
+        with select.epoll() as made:
+            e = by_message(made)
+        e.register(s, select.EPOLLIN | select.EPOLLRDHUP)
+        t.log("idle", epoll_events(e))
+        t.step()
+        t.log("data", epoll_events(e, 5))
+        t.log("read", len(s.recv(10)))
+        t.log("empty", epoll_events(e))
+        t.step()
+        t.step()
+        t.log("closed", epoll_events(e, 5))
+
+    return server, client
+
+
+@pair()
+def epoll_instance_inside_one_that_came_by_message():
+    def server(t, s):
+        t.step()
+        s.send(b"12345")
+        t.step()
+
+    def client(t, s):
+        with select.epoll() as made:
+            outer = by_message(made)
+        inner = select.epoll()
+        outer.register(inner, select.EPOLLIN)
+        inner.register(s, select.EPOLLIN)
+        t.log("idle", epoll_events(outer))
+        t.step()
+        t.log("data", epoll_events(outer, 5), epoll_events(inner))
+        t.log("read", len(s.recv(10)))
+        t.log("empty", epoll_events(outer))
+        t.step()
+
+    return server, client

@@ -181,22 +181,21 @@ unsafe fn telling(timeout: *mut timespec, wait: impl FnOnce() -> c_int) -> c_int
 pub fn made(make: impl FnOnce() -> c_int) -> c_int {
     making::making(|| {
         let fd = make();
-        if fd >= 0 && completed(created(fd)) == 0 {
-            guarded(|| fsocket_runtime::process::close_own(fd));
-            fsocket_sys::Errno::ENOMEM.set();
-            return -1;
+        if fd >= 0 {
+            completed(created(fd));
         }
         fd
     })
 }
 
-/// 0: it cannot be. (By name, for `layout.ld`.)
+/// (By name, for `layout.ld`.)
 #[inline(never)]
 fn created(fd: c_int) -> c_int {
     caught_here(|| {
         pool::kernel_allocated(fd);
         close::overwritten(fd);
-        c_int::from(epoll::created(fd))
+        epoll::created(fd);
+        0
     })
 }
 
@@ -212,7 +211,7 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         // SAFETY: `ev` is readable, or `op` does not look at it.
         Some(d) => either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || real!(epoll_ctl(ep, op, fd, ev))),
         None => {
-            epoll::ctl_elsewhere(fd);
+            epoll::ctl_elsewhere(op, fd);
             real!(epoll_ctl(ep, op, fd, ev))
         }
     }

@@ -4,8 +4,10 @@ use super::instance::{of, Ep, Inner};
 use super::{also, item, wake_for_events};
 use crate::lock::Guard;
 use crate::table::{self, Desc, Kind};
+use crate::upcalls::upcalls;
 use crate::{listen, path, stage, Cause, Outcome};
 use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Reason;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// `epoll_ctl` on an instance we know.
@@ -19,6 +21,10 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     }
     // SAFETY: `ev` is null or readable, unless `op` does not look at it.
     let r = unsafe { ctl_one(ed, op, fd, ev) };
+    let r = match r {
+        Outcome::Done(Err(Errno::ENOMEM)) if op == libc::EPOLL_CTL_ADD => without_memory(ed, fd),
+        r => r,
+    };
     let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
     // (EPOLL_CTL_DEL does not look at it.)
     // SAFETY: `ev` is null or readable, unless `op` does not look at it.
@@ -31,6 +37,18 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         ep.watch_ctl();
     }
     Outcome::Done(r)
+}
+
+/// There is none to know by what the instance watches: it is the kernel's, which may have some.
+fn without_memory(ed: &Desc, fd: i32) -> Outcome<Result<()>> {
+    (upcalls().used_below)(fd, Reason::Resource);
+    match of(ed) {
+        Some(ep) if !table::lookup(fd).is_some_and(|d| d.is_conn() || d.kind() == Kind::Epoll) => {
+            ep.kernel.store(true, Ordering::Relaxed);
+            Outcome::Kernel(Cause::Below)
+        }
+        _ => Outcome::Done(Err(Errno::ENOMEM)),
+    }
 }
 
 /// # Safety

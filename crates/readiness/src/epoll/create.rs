@@ -5,16 +5,16 @@ use crate::table::{self, Kind};
 use crate::{process, zone};
 use core::sync::atomic::Ordering;
 
-/// The kernel has created an instance. False: there is no memory to know it by. What is watched in
-/// an instance that we do not know is never reported.
-pub fn track(fd: i32) -> bool {
+/// The kernel has created an instance. Without memory to know it by it is the kernel's, and so is what comes into it
+/// (`ctl_elsewhere`).
+pub fn track(fd: i32) {
     if !process::enabled() && !zone::enabled() {
-        return true;
+        return;
     }
-    let Some((i, ep)) = EPS.alloc() else { return EPS.is_full() };
+    let Some((i, ep)) = EPS.alloc() else { return };
     let Some(d) = table::alloc(Kind::Epoll) else {
         EPS.free(i);
-        return table::DESCS.is_full();
+        return;
     };
     ep.fd.store(fd, Ordering::Relaxed);
     ep.waker.store(0, Ordering::Relaxed);
@@ -44,5 +44,4 @@ pub fn track(fd: i32) -> bool {
         table::release(d);
         EPS.free(i);
     }
-    true
 }
