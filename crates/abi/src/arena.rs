@@ -24,13 +24,16 @@ pub const ZONES: usize = 1024;
 /// Size of the memfd of an arena, bytes; sparse.
 pub const ARENA_SIZE: usize = ZONE_OFF + ZONES * core::mem::size_of::<Zone>();
 
+/// In [`Header::pending`]: the monitor has more for this process than the kernel takes before some of it is read.
+pub const HELD: u32 = 1 << 31;
+
 #[repr(C)]
 pub struct Header {
     pub magic: u64,
     pub version: u32,
     pub pid: AtomicU32,
-    /// Bumped by the monitor after it has sent something unasked to this
-    /// process; saves the library a system call when there is nothing.
+    /// Counted up by the monitor after it has sent something unasked to this
+    /// process; saves the library a system call when there is nothing. With [`HELD`].
     pub pending: AtomicU32,
     /// One more than the highest socket ever used; bounds every scan.
     pub high_water: AtomicU32,

@@ -4,6 +4,7 @@ use crate::lock::Guard;
 use crate::upcalls::upcalls;
 use crate::{arena, process, registry};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::HELD;
 use fsocket_proto::registry::Registry;
 use fsocket_proto::{request as msg, Asks, Msg, Payload};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -15,8 +16,8 @@ mod wire;
 pub use find::{adopt_fd, open, remember, same_path, wanted};
 pub use state::init;
 pub use state::{
-    alive, any_half, dead, detach, died, fd, halves, is_slow, may_come, mismatch, never, progress, unmet, unwatched,
-    why_none,
+    alive, any_half, dead, detach, died, fd, halves, is_slow, is_watched, may_come, mismatch, never, progress, unmet,
+    unwatched, why_none,
 };
 pub use wire::{show, tell};
 
@@ -148,6 +149,23 @@ fn leave() {
     }
 }
 
+/// Everything has been read. Does the monitor send what it has held back until then? Waits for that a little, so that a
+/// call that does not block sees what has come before it.
+fn is_more_coming(limit: &mut Option<u64>) -> bool {
+    const LIMIT: u64 = 250_000_000;
+    // It says so after it has sent the last.
+    const PIECE: u64 = 500_000;
+    if arena::header().is_none_or(|h| h.pending.load(Ordering::Acquire) & HELD == 0) {
+        return false;
+    }
+    let now = sys::now_ns();
+    let limit = *limit.get_or_insert(now + LIMIT);
+    if now < limit {
+        ready_before(fd(), libc::POLLIN, limit.min(now + PIECE));
+    }
+    now < limit
+}
+
 /// Handle what the monitor sent unasked. Cheap when there is nothing: the
 /// monitor counts its messages in our arena.
 pub fn poll() {
@@ -179,10 +197,12 @@ fn drain(pending: u32, lock: impl FnOnce() -> Option<Guard<'static, u32>>) {
     }
     let Some(_l) = lock() else { return };
     PENDING_SEEN.store(pending, Ordering::Relaxed);
+    let mut limit = None;
     loop {
         match receive(libc::MSG_DONTWAIT) {
             Ok((m, got)) => unasked(&m, got),
             Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) if is_more_coming(&mut limit) => {}
             Err(Errno::EAGAIN) => return,
             // What was not read is still there, and makes the socket readable.
             Err(e) if passes(e) => return,

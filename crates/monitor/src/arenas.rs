@@ -5,7 +5,7 @@ use crate::lifeline::Lifeline;
 use crate::memory::{FileId, Mapping};
 use crate::{ConnId, FamilyId, Rights};
 use fsocket_abi::arena::{
-    Counter, Header, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, NEWS, SOCKS, SOCK_OFF, STATS_OFF, ZONES, ZONE_OFF,
+    Counter, Header, Stats, Zone, ARENA_SIZE, COUNTERS, HELD, MAGIC, NEWS, SOCKS, SOCK_OFF, STATS_OFF, ZONES, ZONE_OFF,
 };
 use fsocket_abi::sock::Sock;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -62,11 +62,17 @@ impl ArenaMem {
         Ok(ArenaMem { map, file: FileId::of(of)?, fd: Rc::new(fd) })
     }
 
-    /// Tells the library that there is something to read.
-    pub fn bump_pending(&self) {
-        // Release: after the message itself; the library's acquire load of
-        // `pending` is followed by a receive.
-        self.map.at::<AtomicU32>(offset_of!(Header, pending)).fetch_add(1, Ordering::Release);
+    /// Tells the library whether there is something `new` to read, and whether more follows when that is read.
+    pub fn tell_pending(&self, new: bool, held: bool) {
+        let pending = self.map.at::<AtomicU32>(offset_of!(Header, pending));
+        let told = pending.load(Ordering::Relaxed);
+        let count = told.wrapping_add(new.into()) & !HELD;
+        let tells = count | if held { HELD } else { 0 };
+        if tells != told {
+            // Release: after the message itself; the library's acquire load of
+            // `pending` is followed by a receive. (Nobody else counts.)
+            pending.store(tells, Ordering::Release);
+        }
     }
 
     /// Threads that sleep on a connection, and whose peer may have moved them to another word, look again.

@@ -209,11 +209,9 @@ impl Clients {
                 }
             }
         }
-        if unasked {
-            match &client.arena {
-                Some(mem) => mem.bump_pending(),
-                None => client.missed_pending = true,
-            }
+        match &client.arena {
+            Some(mem) => mem.tell_pending(unasked, !client.out.is_empty()),
+            None => client.missed_pending |= unasked,
         }
         let mut interest = EventFlags::ET;
         interest.set(EventFlags::IN, client.wants_input());

@@ -101,6 +101,19 @@ fn a_listener_whose_clients_come_and_go() {
     }
 }
 
+/// More clients than the monitor may have messages under way for connect while the server looks at nothing: it finds all of
+/// them without waiting.
+#[test]
+fn a_server_that_does_not_wait_finds_all_that_have_connected() {
+    let path = script("apps/behind_back.py").display().to_string();
+    for how in ["accept", "poll", "select", "epoll"] {
+        let host = Host::new();
+        let before = host.snapshot();
+        host.run(Accel, "behind_back", 60, PYTHON, &[&path, how, "30"]).success().says("30 of 30");
+        host.snapshot().since(&before).assert_shm(30);
+    }
+}
+
 /// Runs `slow_monitor.py`; the longest call, milliseconds.
 #[track_caller]
 fn longest_call(host: &Host, args: &[&str]) -> u64 {

@@ -165,13 +165,19 @@ pub fn any_half() -> bool {
     HALVES.load(Ordering::Relaxed) != 0
 }
 
+/// Does a monitor live that answers and knows both sides of every channel?
+#[inline]
+pub fn is_watched() -> bool {
+    !dead() && SILENT.load(Ordering::Relaxed) == 0 && !any_half()
+}
+
 /// While no monitor watches over our peers, sleeps are cut into pieces: short ones
 /// at first, doubling while nothing happens. None: the monitor lives.
 pub fn unwatched() -> Option<u64> {
     const MIN: u64 = 1_000_000;
     const MAX: u64 = 500_000_000;
     const FIRST: u64 = 1_000_000_000;
-    if !dead() && SILENT.load(Ordering::Relaxed) == 0 && !any_half() {
+    if is_watched() {
         return None;
     }
     if never() {
@@ -184,7 +190,7 @@ pub fn unwatched() -> Option<u64> {
 
 /// Something happened: look closely again for a while.
 pub fn progress() {
-    if dead() || SILENT.load(Ordering::Relaxed) != 0 || any_half() {
+    if !is_watched() {
         UNWATCHED.store(0, Ordering::Relaxed);
     }
 }

@@ -154,7 +154,7 @@ impl Shm {
             client.arena = Some(mem.clone());
             client.reserved = None;
             if std::mem::take(&mut client.missed_pending) {
-                mem.bump_pending();
+                mem.tell_pending(true, false);
             }
         }
         ctx.arenas.add(Arena {
