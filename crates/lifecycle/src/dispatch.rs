@@ -3,8 +3,8 @@
 
 use crate::upcalls::{self, Upcalls, Watcher};
 use crate::{
-    again, chan, channels, close, epoll, leave, listen, operator, path, peers, pidfd_transfer, route, upgrade,
-    waker, zone,
+    again, chan, channels, close, epoll, leave, listen, operator, path, peers, pidfd_transfer, route, upgrade, waker,
+    zone,
 };
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::CLIENT;

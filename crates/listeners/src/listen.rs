@@ -520,6 +520,11 @@ impl Listener {
         NEAR_PLACES.get(place).or_else(|| PLACES.get(place - NEAR)).map_or(&[], |places| places)
     }
 
+    /// Does a channel lead here, or did one?
+    pub fn has_channels(&self) -> bool {
+        self.n.load(Ordering::Acquire) != 0
+    }
+
     pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {
         self.placed().filter(|c| c.id.load(Ordering::Relaxed) != 0 && !c.is_broken())
     }

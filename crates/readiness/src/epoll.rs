@@ -289,6 +289,9 @@ fn look_again(d: &Desc, edge: bool) {
         // The next wait activates it; a sleeper is told.
         i.recheck.store(true, Ordering::Release);
         let Some(ep) = EPS.get(i.ep.load(Ordering::Relaxed)) else { continue };
+        if !edge {
+            i.is_ours_now(ep);
+        }
         ep.recheck.store(true, Ordering::Release);
         if let Some(b) = ep.waker() {
             b.ring_self();
@@ -361,6 +364,10 @@ pub fn become_child() {
         let Some(it) = ITEMS.get(i) else { continue };
         if it.live.load(Ordering::Relaxed) {
             if let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) {
+                if it.listener().is_some() {
+                    // The child has no waker.
+                    it.is_ours_now(ep);
+                }
                 if let Ok(mut g) = ep.lock.lock() {
                     g.activate(it);
                 }

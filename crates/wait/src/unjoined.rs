@@ -11,6 +11,10 @@ pub fn note() {
     UNJOINED.store(true, Ordering::Release);
 }
 
+pub fn any() -> bool {
+    UNJOINED.load(Ordering::Relaxed)
+}
+
 /// Is there one? The caller asks for it again.
 pub fn take() -> bool {
     UNJOINED.load(Ordering::Relaxed) && UNJOINED.swap(false, Ordering::AcqRel)

@@ -59,7 +59,8 @@ pub struct Item {
     disabled: AtomicBool,
     /// Also registered in the kernel's instance.
     pub kernel: AtomicBool,
-    /// A kernel connection that may go over. Until then nothing but the kernel's instance reports it.
+    /// A kernel connection that may go over, or a listener to which no channel leads yet. Until then nothing but the
+    /// kernel's instance reports it.
     watched_only: AtomicBool,
     pub recheck: AtomicBool,
     /// Looked at and not ready in the current pass.
@@ -132,10 +133,12 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
         d.set_first_item(i + 1);
     }
     if kernel {
-        // The item is in the list before the look at what the descriptor is; `became_conn` does the reverse.
+        // The item is in the list before the look at the descriptor; `became_conn` and `listener_changed` do the reverse.
         fence(Ordering::SeqCst);
     }
-    let watched_only = kernel && d.kind() == Kind::Kernel;
+    // When there is a channel, the waker wakes a thread that sleeps in the kernel.
+    let no_channel = || listen::of(d).is_some_and(|l| !l.has_channels()) && ep.need_waker().is_some();
+    let watched_only = kernel && (d.kind() == Kind::Kernel || d.kind() == Kind::Listener && no_channel());
     it.watched_only.store(watched_only, Ordering::Relaxed);
     ep.items.fetch_add(1, Ordering::SeqCst);
     if !watched_only {

@@ -4,11 +4,17 @@
 use super::instance::{Ep, Inner};
 use super::item::{self, Item, ITEMS};
 use super::out::Out;
-use crate::chan;
 use crate::waker::{self, Waker};
+use crate::{chan, ctl, unjoined};
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::channel::SUMMARY_SYN;
 use fsocket_sys::Errno;
+
+/// Does the kernel's instance report everything, and is a thread that sleeps there told of a listener's first channel?
+pub(super) fn is_plain(ep: &Ep) -> bool {
+    let is_told = || ep.ctl_added.load(Ordering::Relaxed) && ctl::is_watched() && !unjoined::any();
+    ep.is_plain() && (is_told() || item::of_listeners(ep, |_| true).next().is_none())
+}
 
 /// Turn the marks that peers have set into active items. `now`: ticks.
 pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {

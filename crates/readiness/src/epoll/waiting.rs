@@ -3,7 +3,7 @@
 use super::instance::{of, Ep, Inner};
 use super::item::ITEMS;
 use super::out::{array, room, Out, Spoke};
-use super::poll_list::{arm_all, collect, marked, report, set_sleeping, settle, share};
+use super::poll_list::{arm_all, collect, is_plain, marked, report, set_sleeping, settle, share};
 use crate::signals::Held;
 use crate::table::Desc;
 use crate::waker;
@@ -90,7 +90,7 @@ unsafe fn wait_in(
     }
     let mut out = Out { evs, max: max as usize, n: 0, from_kernel: 0 };
     let mut left = timeout_ns;
-    if ep.is_plain() && !balance::pending() {
+    if is_plain(ep) && !balance::pending() {
         // Nothing in it is over shared memory (yet). If another thread changes that while this one sleeps, that thread
         // rings the waker.
         let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
