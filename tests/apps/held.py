@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""A connection that stays open: held.py HOST PORT [inq] [titled]. Says "ok" once the server has answered.
+"""A connection that stays open: held.py HOST PORT [save_syn] [titled]. Says "ok" once the server has answered.
 
-inq: with TCP_INQ, as gRPC's. titled: it writes over its environment first, as programs do that set a long title."""
+save_syn: with TCP_SAVE_SYN, which only the kernel has. titled: it writes over its environment first, as programs do that set a long title."""
 import ctypes
 import socket
 import sys
@@ -13,8 +13,8 @@ if "titled" in sys.argv[3:]:
     ctypes.memset(begin, 0, end - begin)
 
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30) as sock:
-    if "inq" in sys.argv[3:]:
-        sock.setsockopt(socket.IPPROTO_TCP, 36, 1)
+    if "save_syn" in sys.argv[3:]:
+        sock.setsockopt(socket.IPPROTO_TCP, 27, 1)
     sock.sendall(b"x")
     assert sock.recv(1) == b"x"
     print("ok", flush=True)

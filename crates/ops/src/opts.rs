@@ -26,7 +26,7 @@ use crate::values::{learn, size_buffers};
 use crate::values::{set_value, size_lowat};
 use effect::Effect;
 pub use extra::sends;
-pub use flags::{fcntl, ioctl, is_kernels, nonblock_from_below, survives};
+pub use flags::{fcntl, inquired, ioctl, is_kernels, nonblock_from_below, survives};
 use fsocket_abi::sock::{LINGER_ON, LINGER_SECS};
 
 const S: i32 = libc::SOL_SOCKET;
@@ -225,7 +225,7 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
         _ => {
             let Some(i) = find(level, name) else { return false };
             let t = &TABLE[i];
-            if t.max == 1 {
+            if (t.min, t.max) == (i32::MIN, 1) {
                 set_value(d, i, (v != 0) as i32);
                 if i == REUSEADDR && d.is_conn() {
                     crate::establish::share(d, sharing::ADDRESS, v != 0);

@@ -24,9 +24,9 @@ const ANY: i32 = i32::MAX;
 /// which it reads out as 0.
 pub const AT_ONCE: u64 = 1;
 
-/// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
+/// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1 without a minimum
 /// means "any non-zero is 1".
-pub static TABLE: [Opt; 17] = [
+pub static TABLE: [Opt; 18] = [
     o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
     o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
     o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
@@ -44,6 +44,7 @@ pub static TABLE: [Opt; 17] = [
     o(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0, i32::MIN, 1),
     o(T, libc::TCP_NOTSENT_LOWAT, 0, i32::MIN, ANY),
     o(T, libc::TCP_WINDOW_CLAMP, 0, 1, ANY),
+    o(T, TCP_INQ, 0, 0, 1),
 ];
 
 pub const REUSEADDR: usize = 0;
@@ -63,6 +64,11 @@ pub const V6ONLY: usize = 14;
 pub const NOTSENT_LOWAT: usize = 15;
 
 pub const WINDOW_CLAMP: usize = 16;
+
+pub const INQ: usize = 17;
+
+/// include/uapi/linux/tcp.h. `recvmsg` says how much is left unread, in a control message of this type.
+pub const TCP_INQ: i32 = 36;
 
 pub const DEFAULTS: [i32; COUNT] = {
     let mut d = [0; COUNT];

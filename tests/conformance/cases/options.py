@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import termios
+import time
 
 from .kit import pair
 
@@ -181,3 +182,38 @@ def lowest_number_first():
         t.log("again", c.fileno() == free)
 
     return both, both
+
+
+@pair()
+def what_is_left_beside_a_message():
+    inq = (socket.IPPROTO_TCP, 36)
+
+    def server(t, s):
+        s.sendall(b"x" * 100)
+        t.step()
+        t.step()
+        s.sendall(b"y" * 5)
+        s.close()
+        t.step()
+
+    def client(t, s):
+        t.step()
+        for value in (2, -1, 1):
+            t.call(f"set {value}", s.setsockopt, *inq, value)
+        t.log("get", s.getsockopt(*inq))
+        # Python says no more of a control message that does not fit than that it does not.
+        for room in (0, 8, 16, 18, 20, 24, 200):
+            for flags in (socket.MSG_PEEK, 0):
+                t.call(f"room {room}", s.recvmsg, 7, room, flags)
+        t.call("all", s.recvmsg, 100, 64)
+        t.call("none", s.recvmsg, 100, 64, socket.MSG_DONTWAIT)
+        t.step()
+        t.step()
+        time.sleep(0.05)
+        t.call("rest", s.recvmsg, 2, 64)
+        t.call("rest", s.recvmsg, 100, 64)
+        t.call("end", s.recvmsg, 100, 64)
+        s.setsockopt(*inq, 0)
+        t.call("off", s.recvmsg, 100, 64)
+
+    return server, client

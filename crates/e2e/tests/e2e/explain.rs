@@ -152,7 +152,7 @@ fn what_leaves_at_once_is_not_accelerated() {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
     let path = script("apps/held.py").display().to_string();
-    let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "inq"]);
+    let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "save_syn"]);
     client.wait_stdout("ok", Duration::from_secs(60));
     let said = state(&host, client.pid(), "kernel");
     assert_eq!((&said["accelerated"], &said["reasons"][0]["reason"]), (&false.into(), &"left".into()), "{said:#}");

@@ -91,7 +91,6 @@ fn at_rest(fd: i32) -> Option<Counts> {
 /// Is nothing set on it that only a kernel connection has, of what it may have from its listener?
 fn is_usual(fd: i32) -> bool {
     const SO_MAX_PACING_RATE: i32 = 47;
-    const TCP_INQ: i32 = 36;
     const TCP_TX_DELAY: i32 = 37;
     let usual = |level, name, value: i32| {
         let mut v = [0u8; 4];
@@ -100,7 +99,7 @@ fn is_usual(fd: i32) -> bool {
     let stamps = [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, libc::SO_TIMESTAMPING];
     usual(libc::SOL_SOCKET, SO_MAX_PACING_RATE, -1)
         && stamps.iter().all(|name| usual(libc::SOL_SOCKET, *name, 0))
-        && [TCP_INQ, TCP_TX_DELAY].iter().all(|name| usual(libc::IPPROTO_TCP, *name, 0))
+        && usual(libc::IPPROTO_TCP, TCP_TX_DELAY, 0)
 }
 
 /// The bytes that have passed, if it is connected and nothing is kept back. Enough for one that was [`at_rest`] and whose

@@ -157,14 +157,14 @@ fn tcp(name: i32) -> Effect {
         // DEFER_ACCEPT: the kernel keeps what has sent nothing; a connection that lasts may go over.
         9 => Moves(If::Listening),
         // USER_TIMEOUT, NOTSENT_LOWAT, WINDOW_CLAMP; MAXSEG, FASTOPEN, FASTOPEN_CONNECT, FASTOPEN_NO_COOKIE,
-        // QUEUE_SEQ: what the kernel refuses; ZEROCOPY_RECEIVE.
-        18 | 25 | 10 | 2 | 23 | 30 | 34 | 21 | 35 => Acts,
+        // QUEUE_SEQ: what the kernel refuses; ZEROCOPY_RECEIVE, INQ.
+        18 | 25 | 10 | 2 | 23 | 30 | 34 | 21 | 35 | 36 => Acts,
         // INFO, and which connection it is: CC_INFO, SAVED_SYN, IS_MPTCP.
         11 | 26 | 28 | 43 => Says,
         // MD5SIG, MD5SIG_EXT, the AO ones: keys, with which peers prove who they are. ULP: what bytes mean.
         14 | 32 | 38..=42 | 31 => Moves(If::Always),
-        // SAVE_SYN, INQ, TX_DELAY
-        27 | 36 | 37 => Moves(If::NotZero),
+        // SAVE_SYN, TX_DELAY
+        27 | 37 => Moves(If::NotZero),
         // REPAIR
         19 => Moves(If::Positive),
         // For a socket in repair, which is a kernel socket; else refused: REPAIR_QUEUE, REPAIR_OPTIONS, TIMESTAMP,

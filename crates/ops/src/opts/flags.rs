@@ -1,6 +1,7 @@
 //! `fcntl` and `ioctl`.
 
 use super::extra;
+use crate::options::INQ;
 use crate::stage;
 use crate::table::{Desc, Kind};
 use crate::{user, Cause, Outcome};
@@ -108,6 +109,35 @@ fn has_closed(d: &Desc) -> bool {
     st & (status::CLOSED | status::RST) != 0 && st & status::MIGRATED == 0
 }
 
+/// What the kernel's part of a connection answers to an `ioctl` that returns a number; 0: it has none.
+fn in_kernel(d: &Desc, request: u64) -> i32 {
+    stage::kernel_part(d).map_or(0, |k| {
+        let mut n = 0i32;
+        let a = [k as usize, request as usize, &raw mut n as usize, 0, 0, 0];
+        // SAFETY: `n` is ours.
+        unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
+    })
+}
+
+/// Bytes that have come and are not read.
+fn unread(d: &Desc) -> i32 {
+    let (r, rx, h) = d.rx();
+    let here = match crate::token::enter(h) {
+        Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
+        Err(_) => 0,
+    };
+    here + in_kernel(d, libc::FIONREAD)
+}
+
+/// With TCP_INQ: what `recvmsg` says is left, bytes. The peer's end counts as one.
+pub fn inquired(d: &Desc) -> Option<i32> {
+    if d.is_unix() || d.sock().option(INQ) == 0 {
+        return None;
+    }
+    let ended = crate::ready::events(d, libc::POLLRDHUP as u32) != 0 && !d.sock().flags.get().ends_receives();
+    Some(unread(d) + i32::from(ended))
+}
+
 /// `ioctl` on a connection. The `int` argument is read or written through `p`.
 ///
 /// # Safety
@@ -148,23 +178,9 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             Outcome::Done(r.map(|v| v as i32))
         }
         FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if crate::path::still_ours(d) => {
-            let in_kernel = || {
-                stage::kernel_part(d).map_or(0, |k| {
-                    let mut n = 0i32;
-                    let a = [k as usize, request as usize, &raw mut n as usize, 0, 0, 0];
-                    // SAFETY: `n` is ours.
-                    unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
-                })
-            };
+            let in_kernel = || in_kernel(d, request);
             let v = match request {
-                FIONREAD => {
-                    let (r, rx, h) = d.rx();
-                    let here = match crate::token::enter(h) {
-                        Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
-                        Err(_) => 0,
-                    };
-                    here + in_kernel()
-                }
+                FIONREAD => unread(d),
                 SIOCATMARK => 0, // the ring has something in front of it
                 _ if stage::kernel_part(d).is_some() => in_kernel(),
                 SIOCOUTQ => {

@@ -9,6 +9,7 @@ use fsocket_streams::{msg as ops_msg, sendfile as ops_sendfile, stream};
 use fsocket_sys::Errno;
 use libc::*;
 
+mod beside;
 mod to_kernel;
 mod twins;
 

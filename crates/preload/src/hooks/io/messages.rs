@@ -1,6 +1,7 @@
 //! `recvmsg`, `sendmsg`, and several of their messages in one call.
 
 use super::super::answer::{failed, gone, guarded, interrupted, Answer};
+use super::beside::Beside;
 use super::{conn, gathers, named, names_sender};
 use fsocket_fdtable::table::{self, Desc};
 use fsocket_lifecycle::passing;
@@ -95,8 +96,9 @@ unsafe fn receive_message(fd: c_int, d: &'static Desc, msg: *mut msghdr, flags: 
         } else if !m.msg_name.is_null() {
             user::put(&raw mut (*msg).msg_namelen, 0)?;
         }
-        user::put(&raw mut (*msg).msg_flags, flags & MSG_CMSG_CLOEXEC)?;
-        user::put(&raw mut (*msg).msg_controllen, 0)?;
+        let beside = opts::inquired(d).map_or(Beside::default(), |left| Beside::unread(&m, left));
+        user::put(&raw mut (*msg).msg_flags, flags & MSG_CMSG_CLOEXEC | beside.flags)?;
+        user::put(&raw mut (*msg).msg_controllen, beside.len)?;
         Ok(n)
     };
     receive().answer()
