@@ -30,12 +30,23 @@ fn equal_of(name: &str, what: &str) -> Option<fsocket_testkit::counters::Delta> 
 
 #[track_caller]
 fn over_shared_memory(what: &str, connections: i128) {
-    let Some(delta) = equal(what) else { return };
+    let Some(mut delta) = equal(what) else { return };
+    // A jump out of the few instructions with which a wait takes hold of a connection keeps that open (docs/hooks.md): one
+    // run of twenty has one. What is kept without that is kept in each run.
+    for _ in 0..2 {
+        if what == "jump" && !closed_all(&delta) {
+            delta = equal(what).expect("it is counted");
+        }
+    }
     let shm = (delta.get("connect_shm"), delta.get("accept_shm"), delta.get("close_shm"));
     assert!(shm.0 >= connections && shm.1 == shm.0, "not over shared memory\n{delta}");
     // Each end was closed: nobody holds one of a thread that is gone.
-    assert!(shm.2 == 2 * shm.0, "connections are left\n{delta}");
+    assert!(closed_all(&delta), "connections are left\n{delta}");
     assert!(delta.get("path_switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
+}
+
+fn closed_all(delta: &fsocket_testkit::counters::Delta) -> bool {
+    delta.get("close_shm") == 2 * delta.get("connect_shm")
 }
 
 #[test]
