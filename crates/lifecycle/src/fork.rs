@@ -48,6 +48,7 @@ fn has_had() -> bool {
 /// Before the fork, in the parent.
 #[link_section = ".text.fsocket_start"]
 pub fn prepare() {
+    upgrade::unix::before_fork();
     if process::nonce() == 0 || crate::sealed::sealed() || at_rest() {
         return;
     }

@@ -32,6 +32,15 @@ fn calls_that_wait_and_processes_that_change() {
     assert!(delta.get("path_switch") >= 6 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
+/// Sockets that are watched, or have a second number, before they are connected, as nginx's to its upstreams.
+#[test]
+fn used_before_they_are_connected() {
+    let host = Host::new();
+    let Some(delta) = e2e::same_transcripts(&host, 120, "unix/early.py", &[]) else { return };
+    assert!(delta.get("path_upgrade") >= 2 * 5, "{delta}");
+    assert_eq!(delta.get("hostile_peer"), 0, "{delta}");
+}
+
 /// A server that forks for each connection: the child has it alone as soon as the parent has closed it.
 #[test]
 fn a_server_that_forks() {

@@ -44,6 +44,15 @@ pub(super) fn is_empty(fd: i32) -> bool {
     quiet && none(libc::FIONREAD) && none(libc::TIOCOUTQ)
 }
 
+/// A Unix stream socket that neither listens nor is connected.
+pub(super) fn is_unconnected(fd: i32) -> bool {
+    let is = |name, value| int(fd, name) == Some(value);
+    is(libc::SO_DOMAIN, libc::AF_UNIX)
+        && is(libc::SO_TYPE, libc::SOCK_STREAM)
+        && is(libc::SO_ACCEPTCONN, 0)
+        && sys::getpeername(fd, &mut [0; 112]).is_err()
+}
+
 pub(super) fn int(fd: i32, name: i32) -> Option<i32> {
     let mut v = [0u8; 4];
     sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))

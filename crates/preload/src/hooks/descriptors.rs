@@ -3,6 +3,7 @@
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use fsocket_fdtable::{pristine, table};
 use fsocket_lifecycle::{by_number, unshared};
+use fsocket_migrate::upgrade;
 use fsocket_ops::{close as ops, opts};
 use fsocket_runtime::Outcome;
 use fsocket_sys as sys;
@@ -34,6 +35,9 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 
 /// The kernel has given out a number for a duplicate. `refused`: its word for one that cannot be had.
 fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
+    if upgrade::unix::may_connect(fd) {
+        guarded(|| upgrade::unix::before_connect(fd, false));
+    }
     if !ops::duplicated(fd, new) {
         // SAFETY: a number that the kernel has just given out, and nobody has seen.
         unsafe { close(new) };
@@ -113,7 +117,7 @@ pub unsafe fn fcntl_with(
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
         // SAFETY: libc's `fcntl`, with the program's arguments.
         let new = unsafe { real(fd, cmd, arg) };
-        if new >= 0 && table::lookup(fd).is_some() {
+        if new >= 0 && (table::lookup(fd).is_some() || upgrade::unix::may_connect(fd)) {
             return guarded(|| duplicated(fd, new, EMFILE));
         }
         return new;

@@ -3,6 +3,7 @@
 use super::answer::{caught_here, completed, either, gone, guarded};
 use crate::real;
 use fsocket_fdtable::{pool, table};
+use fsocket_migrate::upgrade;
 use fsocket_ops::close;
 use fsocket_readiness::{epoll, poll as ops};
 use fsocket_runtime::{making, user};
@@ -205,6 +206,10 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
     }
     if op != EPOLL_CTL_DEL && !user::readable(ev, 1) {
         return real!(epoll_ctl(ep, op, fd, ev));
+    }
+    if op == EPOLL_CTL_ADD && upgrade::unix::may_connect(fd) {
+        let unknown = table::lookup(ep).is_none();
+        guarded(|| upgrade::unix::before_connect(fd, unknown));
     }
     match table::lookup(ep) {
         Some(d) if epoll::ctl_of_kernel_fd(d, fd) => real!(epoll_ctl(ep, op, fd, ev)),

@@ -47,6 +47,8 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
                 table::release(d);
             }
         }
+    } else if domain == AF_UNIX {
+        upgrade::unix::made(fd);
     }
     fd
 }
@@ -169,8 +171,15 @@ fn accepted(fd: c_int) -> c_int {
 
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
-        // (It says that it is connected.)
-        Some(d) if d.is_unix() => real!(connect(fd, addr, len)),
+        // (It is connected, and the kernel says so, or an epoll instance has watched it before.)
+        Some(d) if d.is_unix() => {
+            let r = real!(connect(fd, addr, len));
+            if r == 0 {
+                // SAFETY: the kernel has just read `len` bytes at `addr`.
+                guarded(|| unsafe { upgrade::unix::connected(fd, addr, len) });
+            }
+            r
+        }
         Some(d) => {
             let was_fresh = d.kind() == Kind::Fresh;
             // SAFETY: the program says that `len` bytes are at `addr`; they are checked before they are read.

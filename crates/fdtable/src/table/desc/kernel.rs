@@ -16,12 +16,14 @@ pub struct KernelConn {
     tried: AtomicU8,
     waits: AtomicU32,
     by_fork: AtomicBool,
+    unconnected: AtomicBool,
 }
 
 impl KernelConn {
     pub(super) fn reset(&self) {
         self.passed_as.store(0, Relaxed);
         self.tried.store(0, Relaxed);
+        self.unconnected.store(false, Relaxed);
     }
 
     /// Nothing is decided, no call has been made, and the call with number `first` tries.
@@ -34,7 +36,7 @@ impl KernelConn {
     }
     pub(super) fn begin(&self, first: u32) {
         self.restart(first);
-        for flag in [&self.across, &self.heard, &self.by_fork] {
+        for flag in [&self.across, &self.heard, &self.by_fork, &self.unconnected] {
             flag.store(false, Relaxed);
         }
     }
@@ -56,7 +58,17 @@ impl KernelConn {
     }
     /// It stays the kernel's. False: that is just being decided.
     pub fn forbid(&self) -> bool {
+        self.unconnected.store(false, Relaxed);
         self.using.forbid()
+    }
+    /// The socket is not connected yet. It stays the kernel's until it is, and for good after [`KernelConn::forbid`].
+    pub fn await_connect(&self) {
+        self.begin(0);
+        self.using.forbid();
+        self.unconnected.store(true, Relaxed);
+    }
+    pub fn awaits_connect(&self) -> bool {
+        self.unconnected.load(Relaxed)
     }
     /// It stays the kernel's for good.
     pub fn stays(&self) -> bool {
