@@ -1,9 +1,11 @@
 """Unix stream sockets: stock, stock once more (the control) and ours, in turns.
 
-run.py [--rounds N] [--quick]         a table of medians: figure of stock, ratios of the control and of ours, and their spread
+run.py [PART…] [--rounds N] [--quick] [--only RE] [--json FILE]     run.py --parts
 
-Round trips and one-way messages of two C programs, redis-benchmark and pgbench, where they are installed. The path is
-asserted from the counters: a row in which nothing went over fails, but that of short connections.
+A table of medians: what stock does a second, the ratios of the control and of ours to stock in the same round with their
+spread, and CPU time a request of ours to that of stock. The path is asserted from the counters. Exit status 1: an answer
+differs, a program does not end, or bytes went another way than the row says. A ratio below the bar of issue 46 is marked.
+PART: all but `shapes`, if none is named. Programs that are not installed are left out, and named.
 """
 
 import argparse
@@ -12,173 +14,148 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("FASTSOCKET_BUILD", ROOT / "target/release"))
+import micro
+import passing
+import shapes
+import stores
+import web
+from side import Build, Side, Wrong, difference, wrong_path
 
-
-class Side:
-    """Servers and clients of one side; `ours`: with the library."""
-
-    def __init__(self, name, place):
-        self.name, self.ours = name, name == "ours"
-        self.place = pathlib.Path(place, name)
-        self.place.mkdir(mode=0o755)
-        self.runtime = self.place / "run"
-        self.runtime.mkdir(mode=0o700)
-        self.servers = []
-        # As which user.
-        self.lower = []
-
-    def command(self, args):
-        run = [str(BUILD / "fastsocket"), "run", "--"] if self.ours else []
-        return [*self.lower, *run, *map(str, args)]
-
-    def environment(self):
-        return {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)}
-
-    def start(self, args, ready):
-        log = open(self.place / "log", "a")
-        server = subprocess.Popen(self.command(args), env=self.environment(), stdout=log, stderr=log, start_new_session=True)
-        self.servers.append(server)
-        end = time.monotonic() + 60
-        while not ready():
-            if server.poll() is not None or time.monotonic() > end:
-                sys.exit(f"{args[0]} does not begin: {(self.place / 'log').read_text()[-2000:]}")
-            time.sleep(0.05)
-
-    def ask(self, args):
-        done = subprocess.run(self.command(args), env=self.environment(), capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            sys.exit(f"{args}: {done.stderr[-2000:]}")
-        return done.stdout
-
-    def upgraded(self):
-        if not self.ours:
-            return 0
-        told = subprocess.run([*self.lower, BUILD / "fastsocket", "stat", "--json"], env=self.environment(), capture_output=True, text=True)
-        return json.loads(told.stdout or "{}").get("totals", {}).get("path_upgrade", 0)
-
-    def end(self):
-        for server in reversed(self.servers):
-            server.send_signal(signal.SIGTERM)
-        for server in self.servers:
-            server.wait(60)
+POSTGRES = "/usr/lib/postgresql/15/bin/postgres"
+#: Part, and the programs that it needs.
+PARTS = {
+    "pair": (micro.Pair, ()),
+    "redis": (micro.Redis, ("redis-server",)),
+    "postgres": (micro.Postgres, (POSTGRES, "psql")),
+    "mariadb": (stores.Mariadb, ("mariadbd", "sysbench", "mariadb-slap")),
+    "gunicorn": (web.Gunicorn, ("nginx", "wrk", "/usr/bin/gunicorn")),
+    "uwsgi": (web.Uwsgi, ("nginx", "wrk", "/usr/bin/uwsgi", "/usr/lib/uwsgi/plugins/python3_plugin.so")),
+    "php-fpm": (web.PhpFpm, ("nginx", "wrk", "php-fpm8.2")),
+    "multiprocessing": (passing.Multiprocessing, ("/usr/bin/python3",)),
+    "dbus": (passing.Dbus, ("dbus-daemon", "/usr/bin/python3")),
+    "activation": (passing.Activation, ("systemd-socket-activate", "/usr/bin/python3")),
+    "shapes": (shapes.Shapes, ()),
+}
+NAMES = ("stock", "control", "ours")
 
 
-class Pair:
-    """The C programs. Less is better."""
+def measured(row, sides, rounds):
+    """Figures of each side by round, CPU time of a request, the counters that changed, and the bytes of ours at least."""
+    figures, cpu, delta, size = {n: [] for n in NAMES}, {n: [] for n in NAMES}, {}, 0
+    said = None
+    for turn in range(rounds):
+        for s in sides[turn % 3 :] + sides[: turn % 3]:
+            before, used = s.counters(), s.cpu()
+            figure = row.measure(s)
+            if figure.said and said not in (None, figure.said):
+                raise Wrong(f"{s.name}: another answer: {figure.said[:300]} instead of {said[:300]}")
+            said = figure.said or said
+            used = figure.cpu if figure.cpu is not None else s.cpu() - used
+            figures[s.name].append(figure.rate)
+            cpu[s.name].append(used / max(figure.requests, 1))
+            if s.ours:
+                size += figure.size
+                for name, n in difference(before, s.counters()).items():
+                    delta[name] = delta.get(name, 0) + n
+    return figures, cpu, delta, size
 
-    def __init__(self, sides, program):
-        self.program = program
+
+def summary(row, sides, rounds):
+    figures, cpu, delta, size = measured(row, sides, rounds)
+    ratios = {n: [f / s for f, s in zip(figures[n], figures["stock"], strict=True)] for n in ("control", "ours")}
+    median = statistics.median
+    costs = {n: median(o / s if s else 1 for o, s in zip(cpu[n], cpu["stock"], strict=True)) for n in ("control", "ours")}
+    keep = ("path_upgrade", "path_switch", "bytes", "connect_kernel", "accept_kernel")
+    path = {n: v for n, v in delta.items() if n in keep or n.startswith("fallback.")}
+    return {"row": row.name, "bar": row.bar, "stock": median(figures["stock"]), "ratio": median(ratios["ours"]), "ratios": ratios, "cpu": costs,
+            "path": path, "wrong": wrong_path(row, delta, size)}  # fmt: skip
+
+
+def shown(r):
+    spread = lambda n: "{:.2f} ({:.2f}-{:.2f})".format(*(f(r["ratios"][n]) for f in (statistics.median, min, max)))  # noqa: E731
+    over = "{} over, {} back".format(*(r["path"].get(n, 0) for n in ("path_upgrade", "path_switch")))
+    below = f"  BELOW {r['bar']}" if r["ratio"] < r["bar"] else ""
+    wrong = f"  {r['wrong']}" if r["wrong"] else ""
+    cpu = "{:.2f} {:.2f}".format(*(r["cpu"][n] for n in ("control", "ours")))
+    return f"{r['row']:38} {r['stock']:9.0f} {spread('control'):>17} {spread('ours'):>17} {cpu:>10}  {over}{below}{wrong}"
+
+
+def missing(needs):
+    return [n for n in needs if not (os.path.exists(n) if n.startswith("/") else shutil.which(n))]
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("parts", nargs="*", metavar="PART")
+    p.add_argument("--parts", dest="list", action="store_true", help="name the parts, and end")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--quick", action="store_true")
+    p.add_argument("--shapes", action="store_true", help="the part `shapes` as well")
+    p.add_argument("--only", default="", metavar="RE", help="rows whose name it matches")
+    p.add_argument("--json", metavar="FILE", help="all figures")
+    p.add_argument("--bin", metavar="DIR", help="where the library and its programs are [default: target/release]")
+    a = p.parse_args()
+    if unknown := set(a.parts) - set(PARTS):
+        p.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    a.parts = a.parts or [n for n in PARTS if n != "shapes"]
+    if a.shapes and "shapes" not in a.parts:
+        a.parts.append("shapes")
+    return a
+
+
+def one_part(name, place, a):
+    """Measures the rows of one part; False where something is wrong."""
+    sides = [Side(n, place) for n in NAMES]
+    good = True
+    try:
+        for row in PARTS[name][0](sides).rows(a.quick):
+            if a.only and not re.search(a.only, row.name):
+                continue
+            try:
+                result = summary(row, sides, a.rounds * row.rounds)
+            except Wrong as e:
+                print(f"{row.name:38} FAILED: {e}", flush=True)
+                good = False
+                continue
+            print(shown(result), flush=True)
+            a.results.append(result)
+            good &= not result["wrong"]
+    except Wrong as e:
+        print(f"{name:38} FAILED: {e}", flush=True)
+        good = False
+    finally:
         for s in sides:
-            s.start([program, "serve", s.place / "pair"], (s.place / "pair").exists)
-
-    def rows(self, quick):
-        n = 5 if quick else 1
-        yield "round trip of 8 bytes", lambda s: self.took(s, "rtt", 8, 100000 // n)
-        yield "round trip of 16 KiB", lambda s: self.took(s, "rtt", 16384, 20000 // n)
-        yield "64 KiB one way", lambda s: self.took(s, "way", 65536, 40000 // n)
-        yield "1 MiB one way", lambda s: self.took(s, "way", 1 << 20, 3000 // n)
-        yield "SHORT a connection a request", lambda s: self.took(s, "connects", 8, 20000 // n)
-
-    def took(self, s, what, size, count):
-        return 1e9 / float(s.ask([self.program, what, s.place / "pair", size, count]))
-
-
-class Redis:
-    def __init__(self, sides):
-        for s in sides:
-            args = ["redis-server", "--port", "0", "--unixsocket", s.place / "redis", "--save", "", "--appendonly", "no"]
-            s.start(args, (s.place / "redis").exists)
-
-    def rows(self, quick):
-        n = 20000 if quick else 200000
-        for clients in (1, 50):
-            for test in ("get", "set"):
-                yield f"redis {test.upper()}, {clients} clients", lambda s, c=clients, t=test: self.rate(s, c, t, n if c > 1 else n // 4)
-
-    def rate(self, s, clients, test, n):
-        out = s.ask(["redis-benchmark", "-s", s.place / "redis", "-c", clients, "-n", n, "-t", test, "--csv"])
-        return float(out.splitlines()[-1].split(",")[1].strip('"'))
-
-
-class Postgres:
-    def __init__(self, sides, tools, user):
-        self.tools = tools
-        for s in sides:
-            data = s.place / "data"
-            data.mkdir()
-            for path in (data, s.runtime):
-                shutil.chown(path, user)
-            s.lower = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
-            subprocess.run([*s.lower, tools / "initdb", "-D", data, "-A", "trust"], check=True, stdout=subprocess.DEVNULL)
-            with open(data / "postgresql.conf", "a") as f:
-                f.write(f"listen_addresses=''\nunix_socket_directories='{data}'\nfsync=off\nmax_connections=200\n")
-            s.start([tools / "postgres", "-D", data], (data / ".s.PGSQL.5432").exists)
-            time.sleep(1)
-            self.bench(s, "-i", "-q")
-
-    def bench(self, s, *args):
-        return s.ask([self.tools / "pgbench", "-h", s.place / "data", *args, "postgres"])
-
-    def rows(self, quick):
-        seconds = 3 if quick else 8
-        for clients in (1, 8, 32):
-            yield f"pgbench -S, {clients} clients", lambda s, c=clients: self.rate(s, seconds, "-S", "-M", "prepared", "-c", c)
-        yield "pgbench TPC-B, 8 clients", lambda s: self.rate(s, seconds, "-c", 8)
-
-    def rate(self, s, seconds, *args):
-        out = self.bench(s, "-n", "-T", str(seconds), *map(str, args))
-        return float(re.search(r"tps = ([\d.]+)", out)[1])
+            s.end()
+    return good
 
 
 def main():
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--quick", action="store_true")
-    arguments.add_argument("--only", default="")
-    a = arguments.parse_args()
-    failed = False
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o755)
-        program = pathlib.Path(place, "pair")
-        subprocess.run(["cc", "-O2", "-o", program, ROOT / "bench/unix/pair.c"], check=True)
-        postgres = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-        parts = [lambda sides: Pair(sides, program)]
-        if shutil.which("redis-server"):
-            parts.append(Redis)
-        if postgres and os.geteuid() == 0:
-            parts.append(lambda sides: Postgres(sides, postgres[-1].parent, "postgres"))
-        print(f"{'':36} {'stock/s':>12} {'control':>16} {'ours':>16}")
-        for i, part in enumerate(parts):
-            sides = [Side(name, tempfile.mkdtemp(dir=place, prefix=f"{i}-")) for name in ("stock", "control", "ours")]
-            for s in sides:
-                os.chmod(s.place.parent, 0o755)
-            try:
-                for name, measure in part(sides).rows(a.quick):
-                    if a.only and not re.search(a.only, name):
-                        continue
-                    before, figures = sides[2].upgraded(), {s.name: [] for s in sides}
-                    for turn in range(a.rounds):
-                        for s in sides[turn % 3 :] + sides[: turn % 3]:
-                            figures[s.name].append(measure(s))
-                    stock = statistics.median(figures["stock"])
-                    ratio = lambda k: "{:.2f} ({:.2f}-{:.2f})".format(*(f(figures[k]) / stock for f in (statistics.median, min, max)))  # noqa: E731
-                    went = sides[2].upgraded() > before
-                    note = "" if went or name.startswith("SHORT") else "  NOTHING WENT OVER"
-                    failed |= bool(note)
-                    print(f"{name.removeprefix('SHORT '):36} {stock:12.0f} {ratio('control'):>16} {ratio('ours'):>16}{note}", flush=True)
-            finally:
-                for s in sides:
-                    s.end()
-    return failed
+    a = arguments()
+    if a.list:
+        print("\n".join(PARTS))
+        return False
+    if os.geteuid() != 0:
+        sys.exit("bench-unix: needs root, for servers of other users")
+    if a.bin:
+        Build.at = pathlib.Path(a.bin).resolve()
+    a.results, good = [], True
+    with tempfile.TemporaryDirectory(prefix="fsu-") as top:
+        os.chmod(top, 0o755)
+        print(f"{'':38} {'stock/s':>9} {'control':>17} {'ours':>17} {'CPU':>10}  ends of connections")
+        for name in a.parts:
+            if none := missing(PARTS[name][1]):
+                print(f"{name:38} SKIPPED: there is no {', '.join(none)} (scripts/deps.sh programs)")
+                continue
+            place = pathlib.Path(top, name)
+            place.mkdir(mode=0o755)
+            good &= one_part(name, place, a)
+    if a.json:
+        pathlib.Path(a.json).write_text(json.dumps(a.results, indent=1) + "\n")
+    return not good
 
 
 if __name__ == "__main__":

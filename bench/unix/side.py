@@ -1,0 +1,189 @@
+"""What is measured is here in three sides: stock, stock once more (the control) and ours.
+
+A Side has servers and clients of its own; `ours` runs them with the library, under a private monitor. A Row is one line
+of the table.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import signal
+import socket
+import subprocess
+import time
+import typing
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TICK = os.sysconf("SC_CLK_TCK")
+#: Seconds that one command of a client may take.
+LIMIT = 120
+
+
+class Wrong(Exception):
+    """A program did not do what it has to."""
+
+
+class Build:
+    """Where `fastsocket`, its library and its monitor are."""
+
+    at = pathlib.Path(os.environ.get("FASTSOCKET_BUILD", ROOT / "target/release"))
+
+
+@dataclasses.dataclass
+class Figure:
+    """What one turn of one side gave. `rate`: more is better. `size`: bytes that all its requests and answers have at
+    least, or 0 if nobody knows. `said`: the answers, which are the same on all sides. `cpu`: seconds of CPU time, if the
+    programs have measured that themselves."""
+
+    rate: float
+    requests: float = 0
+    size: float = 0
+    said: str = ""
+    cpu: float | None = None
+
+
+@dataclasses.dataclass
+class Row:
+    """`path`: "shm" (the bytes must go over shared memory), "kernel" (none may stay there), "any". `bar`: the least ratio
+    to stock, of issue 46. `rounds`: more than the usual number, for what is short or scatters."""
+
+    name: str
+    measure: typing.Callable[["Side"], Figure]
+    path: str = "shm"
+    bar: float = 0.0
+    rounds: int = 1
+
+
+class Side:
+    """Servers and clients of one side; `ours`: with the library."""
+
+    def __init__(self, name, place):
+        self.name, self.ours = name, name == "ours"
+        self.place = pathlib.Path(place, name)
+        self.place.mkdir(mode=0o755)
+        self.runtime = self.place / "run"
+        self.runtime.mkdir(mode=0o700)
+        self.servers = []
+        # As which user.
+        self.lower = []
+
+    def command(self, args, library=True):
+        run = [str(Build.at / "fastsocket"), "run", "--"] if self.ours and library else []
+        return [*self.lower, *run, *map(str, args)]
+
+    def environment(self):
+        return {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)}
+
+    def start(self, args, ready):
+        """A server. `ready`: says when it is."""
+        with open(self.place / "log", "a") as log:
+            server = subprocess.Popen(
+                self.command(args), env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.servers.append(server)
+        end = time.monotonic() + 60
+        while not ready():
+            if server.poll() is not None or time.monotonic() > end:
+                raise Wrong(f"{args[0]} does not begin: {self.log()}")
+            time.sleep(0.05)
+        return server
+
+    def log(self):
+        return (self.place / "log").read_text(errors="replace")[-2000:]
+
+    def ask(self, args, library=True, data=None, limit=LIMIT):
+        """What a client says. `library`: it has the library, if this side's programs do."""
+        client = subprocess.Popen(
+            self.command(args, library), env=self.environment(), text=True, start_new_session=True,
+            stdin=subprocess.PIPE if data is not None else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            out, errors = client.communicate(data, timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(client.pid, signal.SIGKILL)
+            client.communicate()
+            raise Wrong(f"{self.name}: {args[0]} has not ended after {limit} s; servers say: {self.log()}") from None
+        if client.returncode:
+            raise Wrong(f"{self.name}: {args}: status {client.returncode}: {errors[-1500:]}")
+        return out
+
+    def told(self, what):
+        """`fastsocket stat` or `fastsocket ss`."""
+        if not self.ours:
+            return {}
+        args = [*self.lower, Build.at / "fastsocket", what, "--json"]
+        said = subprocess.run(args, env=self.environment(), capture_output=True, text=True, timeout=30).stdout
+        return json.loads(said or "{}")
+
+    def counters(self):
+        """Counters of all processes so far, and as `bytes` what was sent over shared memory, of open connections as well."""
+        stat = self.told("stat")
+        counters = dict(stat.get("totals", {}))
+        live = sum(c.get("tx_bytes", 0) for c in self.told("ss").get("connections", ()) if c.get("path") == "shm")
+        counters["bytes"] = counters.get("tx_bytes", 0) + live
+        return counters
+
+    def cpu(self):
+        """CPU time of the servers, of this side's monitor and of clients that have ended, seconds."""
+        sessions = {server.pid for server in self.servers}
+        monitor = self.told("stat").get("monitor_pid")
+        used = 0.0
+        for entry in pathlib.Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[3]) in sessions or int(entry.name) == monitor:
+                # (With children that it has waited for.)
+                used += sum(int(n) for n in fields[11:15]) / TICK
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used + ended.ru_utime + ended.ru_stime
+
+    def end(self):
+        for server in reversed(self.servers):
+            if server.poll() is None:
+                server.send_signal(signal.SIGTERM)
+        for server in self.servers:
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                print(f"{self.name}: {server.args} does not end", flush=True)
+            # What is left of its session: this side's own.
+            try:
+                os.killpg(server.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            server.wait()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def same(got, want, what):
+    if got != want:
+        at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
+        raise Wrong(f"{what}: another answer: {len(got)} instead of {len(want)} bytes, the first difference at {at}: {got[at : at + 60]!r}")
+
+
+def difference(before, after):
+    return {name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name, 0)}
+
+
+def wrong_path(row, delta, size):
+    """Why the path of a row in these turns of ours is not the one it has to be, or nothing. `size`: bytes of its turns."""
+    over, back = (delta.get(name, 0) for name in ("path_upgrade", "path_switch"))
+    if row.path == "shm":
+        if not over and not delta.get("bytes"):
+            return "NOTHING WENT OVER"
+        if delta.get("bytes", 0) < 0.9 * size:
+            return f"ONLY {100 * delta.get('bytes', 0) / size:.0f} % OF THE BYTES WENT OVER"
+    if row.path == "kernel" and over > back:
+        return f"{over} ENDS WENT OVER, {back} CAME BACK"
+    return ""
