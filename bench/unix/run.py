@@ -69,7 +69,7 @@ def summary(row, sides, rounds):
     ratios = {n: [f / s for f, s in zip(figures[n], figures["stock"], strict=True)] for n in ("control", "ours")}
     median = statistics.median
     costs = {n: median(o / s if s else 1 for o, s in zip(cpu[n], cpu["stock"], strict=True)) for n in ("control", "ours")}
-    keep = ("path_upgrade", "path_switch", "bytes", "connect_kernel", "accept_kernel")
+    keep = ("path_upgrade", "path_switch", "tx_bytes", "connect_kernel", "accept_kernel")
     path = {n: v for n, v in delta.items() if n in keep or n.startswith("fallback.")}
     return {"row": row.name, "bar": row.bar, "stock": median(figures["stock"]), "ratio": median(ratios["ours"]), "ratios": ratios, "cpu": costs,
             "path": path, "wrong": wrong_path(row, delta, size)}  # fmt: skip

@@ -118,12 +118,8 @@ class Side:
         return json.loads(said or "{}")
 
     def counters(self):
-        """Counters of all processes so far, and as `bytes` what was sent over shared memory, of open connections as well."""
-        stat = self.told("stat")
-        counters = dict(stat.get("totals", {}))
-        live = sum(c.get("tx_bytes", 0) for c in self.told("ss").get("connections", ()) if c.get("path") == "shm")
-        counters["bytes"] = counters.get("tx_bytes", 0) + live
-        return counters
+        """Counters of all processes so far."""
+        return self.told("stat").get("totals", {})
 
     def cpu(self):
         """CPU time of the servers, of this side's monitor and of clients that have ended, seconds."""
@@ -180,9 +176,9 @@ def wrong_path(row, delta, size):
     """Why the path of a row in these turns of ours is not the one it has to be, or nothing. `size`: bytes of its turns."""
     over, back = (delta.get(name, 0) for name in ("path_upgrade", "path_switch"))
     if row.path == "shm":
-        if not over and not delta.get("bytes"):
+        if not over and not delta.get("tx_bytes"):
             return "NOTHING WENT OVER"
-        if delta.get("bytes", 0) < 0.9 * size:
+        if delta.get("tx_bytes", 0) < 0.9 * size:
             return f"ONLY {100 * delta.get('bytes', 0) / size:.0f} % OF THE BYTES WENT OVER"
     if row.path == "kernel" and over > back:
         return f"{over} ENDS WENT OVER, {back} CAME BACK"

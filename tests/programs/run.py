@@ -35,6 +35,7 @@ PROGRAMS = [
     ("stores", "Postgres"),
     ("stores", "Mariadb"),
     ("web", "PhpFpm"),
+    ("web", "PhpFpmUnix"),
     ("runtimes", "Node"),
     ("runtimes", "NodeCluster"),
     ("runtimes", "Gunicorn"),

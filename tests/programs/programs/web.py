@@ -186,6 +186,8 @@ class PhpFpm(Http):
     name = "php-fpm behind nginx"
     version = ("php-fpm8.2", "-v")
     stop_signal = signal.SIGQUIT
+    #: What nginx keeps between requests.
+    upstream, keep, children = "", "", 4
 
     def prepare(self):
         self.fpm = free_port()
@@ -194,18 +196,24 @@ class PhpFpm(Http):
         self.conf = self.lab.file(
             "php/fpm.conf",
             f"[global]\nerror_log = /run/lab/php/error.log\npid = /run/lab/php/pid\ndaemonize = no\nprocess_control_timeout = 10s\n"
-            f"[www]\nuser = www-data\ngroup = www-data\nlisten = 127.0.0.1:{self.fpm}\npm = static\npm.max_children = 4\n",
+            f"[www]\nuser = www-data\ngroup = www-data\nlisten.owner = www-data\nlisten = {self.listen()}\npm = static\npm.max_children = {self.children}\n",
         )
         front = self.front = Nginx(self.lab)
         self.port = front.port
         front.config = lambda: (
-            f"server {{ listen 127.0.0.1:{front.port}; root /run/lab/php; location ~ \\.php$ {{ "
-            f"fastcgi_pass 127.0.0.1:{self.fpm}; fastcgi_param SCRIPT_FILENAME $document_root$fastcgi_script_name; "
+            f"{self.upstream}server {{ listen 127.0.0.1:{front.port}; root /run/lab/php; location ~ \\.php$ {{ "
+            f"fastcgi_pass {self.passes()}; fastcgi_param SCRIPT_FILENAME $document_root$fastcgi_script_name; {self.keep}"
             f"fastcgi_param QUERY_STRING $query_string; fastcgi_param REQUEST_METHOD $request_method; "
             f"fastcgi_param CONTENT_LENGTH $content_length; fastcgi_param CONTENT_TYPE $content_type; }} }}"
         )
         front.prepare()
         front.start()
+
+    def listen(self):
+        return f"127.0.0.1:{self.fpm}"
+
+    def passes(self):
+        return self.listen()
 
     def argv(self):
         return ["php-fpm8.2", "-F", "-y", self.conf]
@@ -222,3 +230,33 @@ class PhpFpm(Http):
 
     def after(self):
         self.front.stop()
+
+
+class PhpFpmUnix(PhpFpm):
+    """The same over a Unix socket, with connections that nginx keeps: they go over to shared memory. A child serves one
+    connection, so there are as many as both workers of nginx have."""
+
+    name = "php-fpm behind nginx, Unix socket"
+    upstream = "upstream fpm { server unix:/run/lab/php/sock; keepalive 8; } "
+    keep = "fastcgi_keep_conn on; "
+    children = 20
+
+    def listen(self):
+        return "/run/lab/php/sock"
+
+    def passes(self):
+        return "fpm"
+
+    def start(self):
+        self.process = self.lab.start(self.argv(), name="php-fpm", role="backend")
+        self.lab.until((self.lab.path / "php/sock").exists, 10, "php-fpm does not listen")
+
+    def serve(self):
+        over = lambda: self.lab.counters().get("path_upgrade", 0)  # noqa: E731
+        before = over()
+        connections = Http.serve(self)
+        # (One that is kept may have gone over before.)
+        kept = any(c["local"] == self.listen() for c in (self.lab.ask("ss") or {}).get("connections", ()))
+        if self.lab.side == "ours" and not kept and over() == before:
+            raise Wrong("no connection to php-fpm went over to shared memory")
+        return connections
