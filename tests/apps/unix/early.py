@@ -4,12 +4,15 @@ child has it as well. Each case then makes enough requests for the connection to
 early.py [CASE...]
 """
 
+import fcntl
 import os
 import select
+import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 
 REQUESTS = 120
 IN, OUT, ET, RDHUP, ONESHOT = select.EPOLLIN, select.EPOLLOUT, select.EPOLLET, select.EPOLLRDHUP, select.EPOLLONESHOT
@@ -169,6 +172,25 @@ def an_unwatched_child(path):
     say("parent", s.recv(100))
 
 
+def signals(path):
+    s = new()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+    fcntl.fcntl(s, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(s, fcntl.F_SETFL, fcntl.fcntl(s, fcntl.F_GETFL) | os.O_ASYNC)
+    s.connect(path)
+    for i in range(REQUESTS):
+        s.sendall(b"request")
+        got = b""
+        while got != b"request":
+            if signal.sigtimedwait([signal.SIGIO], LIMIT) is None:
+                return say(f"request {i}: no signal, although {s.recv(100)} is there")
+            try:
+                got += s.recv(100)
+            except BlockingIOError:
+                pass
+    say("answered")
+
+
 def a_listener(path):
     path += "2"
     s, e = new(), select.epoll()
@@ -212,7 +234,7 @@ def serve(path):
 
 
 CASES = [edge, level, one_shot, modified, taken_out, two_instances, another_number, second_number, a_child]
-CASES += [an_unwatched_child, a_listener, refused]
+CASES += [an_unwatched_child, signals, a_listener, refused]
 
 
 def main():
@@ -226,8 +248,9 @@ def main():
             server = os.fork()
             if server == 0:
                 serve(path)
-            while not os.path.exists(path):
-                pass
+            with socket.socket(socket.AF_UNIX) as probe:
+                while probe.connect_ex(path) != 0:
+                    time.sleep(0.01)
             pid = os.fork()
             if pid == 0:
                 case(path)

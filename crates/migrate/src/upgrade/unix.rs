@@ -13,6 +13,7 @@ use crate::table::{self, Desc, Kind};
 use crate::{lately, name};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_sys as sys;
 
 /// Has the program made a Unix socket? If not, [`may_connect`] costs a load.
 static MADE: AtomicBool = AtomicBool::new(false);
@@ -113,5 +114,10 @@ pub fn before_connect(fd: i32, kernel: bool) {
 
 /// Before the first try, so that a connection for one request does not pay for it: is it one that never goes over?
 pub(super) fn stays(fd: i32) -> bool {
-    int(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM) || lately::STRANGERS.has(&peer_of(fd).ip, 0)
+    int(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM) || sends_signals(fd) || lately::STRANGERS.has(&peer_of(fd).ip, 0)
+}
+
+/// Has the program asked for signals before it connected? (A later wish ends the following.)
+fn sends_signals(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_ASYNC != 0)
 }
