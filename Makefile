@@ -129,7 +129,7 @@ bench-programs: build ## requests a second of real programs, stock and ours in t
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/rates.py $(RATES)
 
-bench-unix: build ## Unix sockets: round trips, redis and pgbench, stock and ours in turns (about 15 minutes): UNIX="--rounds 3 --quick"
+bench-unix: build ## Unix sockets: real programs, stock and ours in turns (about 30 minutes): UNIX="mariadb php-fpm --rounds 3 --quick", UNIX=--shapes
 	@scripts/deps.sh programs
 	@$(RUN) python3 bench/unix/run.py $(UNIX)
 
