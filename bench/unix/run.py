@@ -77,7 +77,9 @@ def summary(row, sides, rounds):
 
 def shown(r):
     spread = lambda n: "{:.2f} ({:.2f}-{:.2f})".format(*(f(r["ratios"][n]) for f in (statistics.median, min, max)))  # noqa: E731
-    over = "{} over, {} back".format(*(r["path"].get(n, 0) for n in ("path_upgrade", "path_switch")))
+    over, back = (r["path"].get(n, 0) for n in ("path_upgrade", "path_switch"))
+    # (The end that moves back first is counted twice.)
+    over = f"{over} over, {2 * back // 3} back"
     below = f"  BELOW {r['bar']}" if r["ratio"] < r["bar"] else ""
     wrong = f"  {r['wrong']}" if r["wrong"] else ""
     cpu = "{:.2f} {:.2f}".format(*(r["cpu"][n] for n in ("control", "ours")))
