@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -144,6 +145,8 @@ def main():
         sys.exit("bench-unix: needs root, for servers of other users")
     if a.bin:
         Build.at = pathlib.Path(a.bin).resolve()
+    # Servers end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     a.results, good = [], True
     with tempfile.TemporaryDirectory(prefix="fsu-") as top:
         os.chmod(top, 0o755)
