@@ -19,7 +19,7 @@ use fsocket_sys as sys;
 static MADE: AtomicBool = AtomicBool::new(false);
 /// Forks so far, plus one.
 static FORKS: AtomicU32 = AtomicU32::new(1);
-/// [`FORKS`] when the Unix socket with this number was made; 0: not known.
+/// [`FORKS`] when the Unix socket with this number was made; 0: it is something else, listens, or has been connected.
 static MADE_AT: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
 
 /// The kernel has connected `fd` to the address at `addr`. Nothing, if that is no Unix socket.
@@ -38,6 +38,7 @@ pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
         None if was_forked(fd) => {}
         None => follow(fd, CLIENT),
     }
+    forget(fd);
 }
 
 /// The kernel has accepted `fd` from a listener that is not ours. Nothing, if that is no Unix socket.
@@ -76,6 +77,13 @@ pub fn made(fd: i32) {
     }
 }
 
+/// A socket is one no more that may connect.
+pub fn forget(fd: i32) {
+    if let Some(at) = MADE_AT.get(fd as usize) {
+        at.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Sockets that are not connected yet stay in the kernel: the child will have them, too.
 pub fn before_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +98,8 @@ fn was_forked(fd: i32) -> bool {
 /// May `fd` be a Unix socket that is not connected yet, and that the table does not know?
 #[inline]
 pub fn may_connect(fd: i32) -> bool {
-    MADE.load(Ordering::Relaxed) && table::lookup(fd).is_none()
+    let is_made = || MADE_AT.get(fd as usize).is_none_or(|at| at.load(Ordering::Relaxed) != 0);
+    MADE.load(Ordering::Relaxed) && is_made() && table::lookup(fd).is_none()
 }
 
 /// An epoll instance is to watch `fd` ([`may_connect`]), or it has a second number. If it is a Unix socket that is not connected

@@ -98,6 +98,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     settle_fresh(fd);
     let r = real!(listen(fd, backlog));
     if r == 0 {
+        upgrade::unix::forget(fd);
         if let Some(d) = table::lookup(fd) {
             if matches!(d.kind(), Kind::Fresh | Kind::Bound | Kind::Listener) {
                 let _errno = fsocket_sys::errno::Saved::errno();
