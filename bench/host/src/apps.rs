@@ -23,7 +23,7 @@ fn program(name: &str) -> Result<PathBuf> {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> Result<u16> {
+pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
@@ -34,10 +34,15 @@ pub struct Server {
 }
 
 fn start(step: &Step, role: Role, name: &str, port: u16, args: &[&str]) -> Result<Server> {
+    start_on(step, role, name, port, args, Some(step.server_cpu()))
+}
+
+/// Starts a server that will listen at `port`, on one CPU or on all.
+pub fn start_on(step: &Step, role: Role, name: &str, port: u16, args: &[&str], cpu: Option<usize>) -> Result<Server> {
     let mut command = step.command(role, program(name)?);
     let errors = fs::File::create(step.context.dir.join(format!("{name}.stderr")))?;
     command.args(args).current_dir(&step.context.dir).stderr(errors);
-    let mut child = Child::spawn(command, Some(step.server_cpu()))?;
+    let mut child = Child::spawn(command, cpu)?;
     let started = Instant::now();
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
         if started.elapsed() > READY_LIMIT || child.has_ended() {
@@ -50,9 +55,14 @@ fn start(step: &Step, role: Role, name: &str, port: u16, args: &[&str]) -> Resul
 }
 
 pub fn redis(step: &Step) -> Result<Server> {
+    redis_on(step, Some(step.server_cpu()))
+}
+
+/// A redis that stores nothing, on one CPU or on all.
+pub fn redis_on(step: &Step, cpu: Option<usize>) -> Result<Server> {
     let port = free_port()?;
     let args = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--port", &port.to_string()];
-    start(step, Role::Server, "redis-server", port, &args)
+    start_on(step, Role::Server, "redis-server", port, &args, cpu)
 }
 
 /// nginx with one worker and a file of 64 bytes at `/`.
@@ -97,9 +107,14 @@ fn haproxy(step: &Step, backend: u16) -> Result<Server> {
 
 /// Runs a client to its end and gives back what it printed.
 fn client(step: &Step, name: &str, args: &[&str], limit: Duration) -> Result<String> {
+    start_client(step, name, args, Some(step.client_cpu()))?.finish(limit)
+}
+
+/// Starts a client, on one CPU or on all.
+pub fn start_client(step: &Step, name: &str, args: &[&str], cpu: Option<usize>) -> Result<Child> {
     let mut command = step.command(Role::Client, program(name)?);
     command.args(args).stderr(fs::File::create(step.context.dir.join(format!("{name}.stderr")))?);
-    Child::spawn(command, Some(step.client_cpu()))?.finish(limit)
+    Child::spawn(command, cpu)
 }
 
 pub fn run(step: &Step, job: Job) -> Result<Values> {
@@ -139,7 +154,7 @@ fn redis_benchmark(step: &Step, port: u16, clients: u32) -> Result<Values> {
 }
 
 /// The second column of the row of `test`.
-fn csv_rate(output: &str, test: &str) -> Option<f64> {
+pub fn csv_rate(output: &str, test: &str) -> Option<f64> {
     let row = output.lines().find(|line| line.starts_with(&format!("\"{test}\"")))?;
     row.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
@@ -153,14 +168,14 @@ fn wrk(step: &Step, server: Server, more: &[&str]) -> Result<Values> {
 }
 
 /// How many requests were answered.
-fn wrk_requests(output: &str) -> Result<f64> {
+pub fn wrk_requests(output: &str) -> Result<f64> {
     let line = output.lines().find(|l| l.contains(" requests in "));
     let count = line.and_then(|l| l.split_whitespace().next()?.parse().ok());
     count.with_context(|| format!("no number of requests in: {output}"))
 }
 
 /// Requests per second; an error if any request failed.
-fn wrk_rate(output: &str) -> Result<f64> {
+pub fn wrk_rate(output: &str) -> Result<f64> {
     let field = |name: &str| output.lines().find_map(|l| l.trim().strip_prefix(name)).map(str::trim);
     if let Some(bad) = field("Non-2xx or 3xx responses:") {
         bail!("wrk: {bad} bad answers");

@@ -13,20 +13,25 @@ use std::time::Duration;
 
 /// Measures, and makes sure that ours was ours.
 pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) -> Result<Values> {
-    let step = Step { context, path, layout };
-    let before = match &context.accel {
+    // Nothing connects while everything is idle; that step checks for itself.
+    let connects = !matches!(scenario.job, Job::IdleCpu | Job::TrueLoop);
+    checked(&Step { context, path, layout }, connects, |step| match scenario.job {
+        Job::Micro { op, size } => micro(step, op, size),
+        Job::IdleCpu => idle::cpu(step),
+        Job::IdleMemory => idle::memory(step),
+        job => apps::run(step, job),
+    })
+}
+
+/// Runs a step. If it connects, the error says which connections took another path than the step's.
+pub fn checked(step: &Step, connects: bool, run: impl FnOnce(&Step) -> Result<Values>) -> Result<Values> {
+    let path = step.path;
+    let before = match &step.context.accel {
         Some(accel) if path == Path::Ours || path.is_kernel() => Some((accel, accel.report()?.totals)),
         _ => None,
     };
     let used = cpu_used(before.as_ref().map(|(accel, _)| *accel))?;
-    let mut values = match scenario.job {
-        Job::Micro { op, size } => micro(&step, op, size)?,
-        Job::IdleCpu => idle::cpu(&step)?,
-        Job::IdleMemory => idle::memory(&step)?,
-        job => apps::run(&step, job)?,
-    };
-    // Nothing connects while everything is idle; that step checks for itself.
-    let connects = !matches!(scenario.job, Job::IdleCpu | Job::TrueLoop);
+    let mut values = run(step)?;
     if let Some(ops) = values.remove("ops").filter(|ops| *ops > 0.0) {
         // (All processes of the step have ended.)
         let used = cpu_used(before.as_ref().map(|(accel, _)| *accel))? - used;
@@ -52,7 +57,8 @@ fn cpu_used(accel: Option<&Accel>) -> Result<f64> {
     Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime) + monitor)
 }
 
-fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
+/// One operation of the worker, between a server and a client.
+pub fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
     let seconds = step.seconds();
     let mut memory = None;
     let addr = match step.path {
@@ -87,6 +93,8 @@ fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
     drop(memory);
     let outcome: Outcome = serde_json::from_str(output.trim()).context("the client says something else")?;
     Ok(Values::from([
+        ("mean", outcome.mean),
+        ("p1", outcome.p1),
         ("p50", outcome.p50),
         ("p99", outcome.p99),
         ("rate", outcome.ops as f64 / outcome.seconds),

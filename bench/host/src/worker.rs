@@ -3,8 +3,11 @@
 //! kernel or in the library is decided by `LD_PRELOAD` alone.
 
 mod args;
+mod futex;
 pub mod link;
 mod ops;
+mod samples;
+mod simple;
 mod turns;
 
 pub use args::{Op, Outcome, Role, Transport, Worker, OPEN, READY};
@@ -39,12 +42,23 @@ fn work(args: &Worker) -> std::io::Result<()> {
             let outcome = ops::measure(&mut crate::queue::Queue::open(&path, false)?, args)?;
             print_outcome(&outcome)
         }
+        (Role::Server, Transport::Futex) => {
+            let mut pair = futex::Pair::open(&path, true)?;
+            println!("{READY}{}", args.addr);
+            ops::serve(&mut pair, args)
+        }
+        (Role::Client, Transport::Futex) => {
+            let mut pair = futex::Pair::open(&path, false)?;
+            gate(args)?;
+            print_outcome(&ops::measure(&mut pair, args)?)
+        }
         (Role::Server, transport) => {
             let listener = if transport == Transport::Tcp { Listener::tcp()? } else { Listener::unix(&path)? };
             println!("{READY}{}", listener.address);
             match args.op {
                 Op::Conn => ops::serve_connections(&listener),
                 Op::Idle => ops::serve_idle(&listener, args.max_ops),
+                Op::Stage => simple::stage(&listener, args),
                 _ => ops::serve(&mut listener.accept()?, args),
             }
         }
@@ -54,10 +68,25 @@ fn work(args: &Worker) -> std::io::Result<()> {
                 Op::Conn => print_outcome(&ops::connections(unix, args)?),
                 Op::Idle => ops::idle(unix, args),
                 Op::Turns | Op::TurnsRate => print_outcome(&turns::measure(Socket::connect(unix, &args.addr)?, args)?),
-                _ => print_outcome(&ops::measure(&mut Socket::connect(unix, &args.addr)?, args)?),
+                Op::Fcntl | Op::Open => print_outcome(&simple::calls(Socket::connect(unix, &args.addr)?, args)?),
+                Op::Redis => print_outcome(&simple::redis(&mut Socket::connect(unix, &args.addr)?, args)?),
+                _ => {
+                    let mut socket = Socket::connect(unix, &args.addr)?;
+                    gate(args)?;
+                    print_outcome(&ops::measure(&mut socket, args)?)
+                }
             }
         }
     }
+}
+
+/// Says that the connection is open and waits for a line, if that is wanted.
+fn gate(args: &Worker) -> std::io::Result<()> {
+    if args.gate {
+        println!("{OPEN}");
+        std::io::stdin().read_line(&mut String::new())?;
+    }
+    Ok(())
 }
 
 fn print_outcome(outcome: &Outcome) -> std::io::Result<()> {

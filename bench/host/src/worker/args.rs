@@ -14,6 +14,8 @@ pub enum Transport {
     Tcp,
     Unix,
     Queue,
+    /// Two processes that sleep on a futex.
+    Futex,
 }
 
 /// What the two ends do.
@@ -33,6 +35,14 @@ pub enum Op {
     Conn,
     /// Open connections, 64 bytes each way once, then wait.
     Idle,
+    /// `fcntl` on a connected socket.
+    Fcntl,
+    /// Make a socket and close it.
+    Open,
+    /// GET of 8 bytes from a redis at `addr`; the client only.
+    Redis,
+    /// One step of a pipeline: takes messages of `size`, counts them, and sends them to `next`.
+    Stage,
 }
 
 #[derive(Debug, Args)]
@@ -54,6 +64,12 @@ pub struct Worker {
     pub max_ops: u64,
     #[arg(long)]
     pub cpu: Option<usize>,
+    /// Port of the next stage
+    #[arg(long)]
+    pub next: Option<String>,
+    /// Connect, say so, and wait for a line of input
+    #[arg(long)]
+    pub gate: bool,
 }
 
 /// What a client prints, one line of JSON.
@@ -64,7 +80,9 @@ pub struct Outcome {
     pub warm: u64,
     pub bytes: u64,
     pub seconds: f64,
-    /// Nanoseconds per round trip.
+    /// Nanoseconds of a round trip, of `connect`, or of a call.
+    pub mean: f64,
+    pub p1: f64,
     pub p50: f64,
     pub p99: f64,
 }

@@ -106,6 +106,18 @@ impl Socket {
 }
 
 impl Socket {
+    /// The socket's flags, by `fcntl`.
+    #[inline]
+    pub fn flags(&self) -> io::Result<libc::c_int> {
+        // SAFETY: no pointers.
+        check(unsafe { libc::fcntl(self.0, libc::F_GETFL) })
+    }
+
+    /// Makes a TCP socket and closes it.
+    pub fn open() -> io::Result<()> {
+        Socket::new(libc::AF_INET).map(drop)
+    }
+
     /// The same descriptor for another thread, which does not close it.
     ///
     /// # Safety

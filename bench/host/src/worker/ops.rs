@@ -2,7 +2,7 @@
 
 use super::args::{Op, Outcome, Worker, OPEN};
 use super::link::{Link, Listener, Socket};
-use hdrhistogram::Histogram;
+use super::samples::Samples;
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,8 @@ use std::time::{Duration, Instant};
 const SHORT: usize = 64;
 /// What a receiver offers when it takes what is there.
 const BUFFER: usize = 64 * 1024;
-/// Round trips kept; a run with more ends early.
-const SAMPLES: usize = 4 << 20;
 /// First byte of a short message that ends the server.
 const QUIT: u8 = b'Q';
-
-/// Time stamps that cost a few nanoseconds, and their length.
-mod ticks {
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub fn now() -> u64 {
-        // SAFETY: every x86-64 CPU has it.
-        unsafe { core::arch::x86_64::_rdtsc() }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    #[inline(always)]
-    pub fn now() -> u64 {
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-    }
-}
 
 /// The server's side of all that go over one connection.
 pub fn serve(link: &mut impl Link, args: &Worker) -> io::Result<()> {
@@ -91,39 +72,23 @@ fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outco
         }
         warm += 1;
     }
-    // Not zero: every page is there before the clock runs.
-    let mut samples = vec![u64::MAX; SAMPLES.min((args.secs * 20e6) as usize).max(1)];
-    let mut ops = 0;
-    let started = Instant::now();
-    let first = ticks::now();
+    let mut samples = Samples::new(args.secs);
     let limit = Duration::from_secs_f64(args.secs);
-    let mut last = first;
-    while ops < samples.len() {
+    while samples.has_room() {
         link.send(&message)?;
         if !link.recv_all(&mut echo)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let now = ticks::now();
-        samples[ops] = now - last;
-        last = now;
-        ops += 1;
+        let ops = samples.lap();
         // A clock call every 64 trips, or every trip when they are long.
-        if (ops % 64 == 0 || args.size >= 4096) && started.elapsed() >= limit {
+        if (ops.is_multiple_of(64) || args.size >= 4096) && samples.elapsed() >= limit {
             break;
         }
     }
-    let seconds = started.elapsed().as_secs_f64();
-    let ns_per_tick = seconds * 1e9 / (last - first).max(1) as f64;
-    // Up to 100 s.
-    let mut histogram = Histogram::<u64>::new_with_bounds(1, 1_000_000_000_000, 3).expect("valid bounds");
-    for ticks in &samples[..ops] {
-        // Tenths of a nanosecond: rounding must not show in a 200 ns median.
-        histogram.saturating_record((*ticks as f64 * ns_per_tick * 10.0) as u64);
-    }
+    let mut outcome = samples.outcome();
     link.finish()?;
-    let at = |q| histogram.value_at_quantile(q) as f64 / 10.0;
-    let bytes = (ops * args.size * 2) as u64;
-    Ok(Outcome { ops: ops as u64, warm, bytes, seconds, p50: at(0.5), p99: at(0.99) })
+    (outcome.warm, outcome.bytes) = (warm, outcome.ops * args.size as u64 * 2);
+    Ok(outcome)
 }
 
 fn one_way<L: Link>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
@@ -172,8 +137,11 @@ pub fn serve_connections(listener: &Listener) -> io::Result<()> {
 pub fn connections(unix: bool, args: &Worker) -> io::Result<Outcome> {
     let connect = || Socket::connect(unix, &args.addr);
     let mut message = [b'x'; SHORT];
-    let mut once = || -> io::Result<()> {
+    let mut samples = Samples::new(args.secs);
+    let mut once = |samples: &mut Samples| -> io::Result<()> {
+        samples.start();
         let mut socket = connect()?;
+        samples.lap();
         socket.send(&message)?;
         if !socket.recv_all(&mut message)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -182,19 +150,21 @@ pub fn connections(unix: bool, args: &Worker) -> io::Result<Outcome> {
     };
     let warm = 100;
     for _ in 0..warm {
-        once()?;
+        once(&mut samples)?;
     }
+    samples.clear();
     let mut ops = 0;
     let started = Instant::now();
-    while started.elapsed().as_secs_f64() < args.secs && ops < args.max_ops {
+    while started.elapsed().as_secs_f64() < args.secs && ops < args.max_ops && samples.has_room() {
         for _ in 0..10 {
-            once()?;
+            once(&mut samples)?;
         }
         ops += 10;
     }
     let seconds = started.elapsed().as_secs_f64();
     connect()?.send(&[QUIT; SHORT])?;
-    Ok(Outcome { ops, warm, bytes: ops * 2 * SHORT as u64, seconds, ..Default::default() })
+    let connect = samples.outcome();
+    Ok(Outcome { ops, warm, bytes: ops * 2 * SHORT as u64, seconds, ..connect })
 }
 
 /// Server of `idle`: `count` connections, one exchange on each, all kept.

@@ -1,0 +1,112 @@
+//! Durations by time stamps that cost a few nanoseconds.
+
+use super::args::Outcome;
+use hdrhistogram::Histogram;
+use std::time::{Duration, Instant};
+
+/// Durations kept; a run with more ends early.
+const KEPT: usize = 4 << 20;
+/// Room that is left when [`Samples::has_room`] says that there is some.
+const SPARE: usize = 64;
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: every x86-64 CPU has it.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Durations of one operation, in the CPU's ticks.
+pub struct Samples {
+    ticks: Vec<u64>,
+    ops: usize,
+    started: Instant,
+    first: u64,
+    last: u64,
+}
+
+impl Samples {
+    /// Room for the operations of `secs` seconds; the clock starts.
+    pub fn new(secs: f64) -> Self {
+        // Not zero: every page is there before the clock runs.
+        let ticks = vec![u64::MAX; KEPT.min((secs * 20e6) as usize) + 2 * SPARE];
+        let first = now();
+        Samples { ticks, ops: 0, started: Instant::now(), first, last: first }
+    }
+
+    /// The next operation begins.
+    #[inline]
+    pub fn start(&mut self) {
+        self.last = now();
+    }
+
+    /// An operation ends and the next one begins. The number of operations.
+    #[inline]
+    pub fn lap(&mut self) -> usize {
+        let now = now();
+        self.ticks[self.ops] = now - self.last;
+        self.last = now;
+        self.ops += 1;
+        self.ops
+    }
+
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.ops + SPARE < self.ticks.len()
+    }
+
+    /// Forgets what was measured; the clock goes on.
+    pub fn clear(&mut self) {
+        self.ops = 0;
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Mean and quantiles in nanoseconds, the number of operations, and the time since the clock started.
+    pub fn outcome(&self) -> Outcome {
+        let seconds = self.elapsed().as_secs_f64();
+        let ns_per_tick = seconds * 1e9 / (now() - self.first).max(1) as f64;
+        // Up to 100 s.
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, 1_000_000_000_000, 3).expect("valid bounds");
+        let mut sum = 0.0;
+        for ticks in &self.ticks[..self.ops] {
+            let ns = *ticks as f64 * ns_per_tick;
+            sum += ns;
+            // Tenths of a nanosecond: rounding must not show in a 200 ns median.
+            histogram.saturating_record((ns * 10.0) as u64);
+        }
+        let at = |q| histogram.value_at_quantile(q) as f64 / 10.0;
+        let mean = sum / self.ops.max(1) as f64;
+        let ops = self.ops as u64;
+        Outcome { ops, seconds, mean, p1: at(0.01), p50: at(0.5), p99: at(0.99), ..Default::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_nanoseconds() {
+        let mut samples = Samples::new(0.1);
+        for _ in 0..3 {
+            samples.start();
+            std::thread::sleep(Duration::from_millis(5));
+            samples.lap();
+        }
+        let outcome = samples.outcome();
+        assert_eq!(outcome.ops, 3);
+        assert!(outcome.mean >= 4.5e6 && outcome.p1 >= 4.5e6 && outcome.p99 >= outcome.p50, "{outcome:?}");
+        samples.clear();
+        assert_eq!(samples.outcome().ops, 0);
+    }
+}
