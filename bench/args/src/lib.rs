@@ -58,6 +58,7 @@ pub struct Bench {
 #[derive(Debug, Subcommand)]
 pub enum Other {
     Shapes(Shapes),
+    Paper(Paper),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -200,6 +201,32 @@ pub struct Shapes {
     #[arg(long)]
     pub strict: bool,
     /// Say what there is to measure
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub pieces: Pieces,
+}
+
+/// The figures and tables of the three papers: the paper's value, stock and ours in turn on this machine.
+///
+/// Each figure and table of SocksDirect, Fastsocket and Affinity-Accept is measured here, or listed with the reason
+/// why this machine cannot measure it. Writes paper.html and paper.json, and prints a table. About 20 minutes, with
+/// --quick 6. Exit status: 1 if a measurement failed or took another path, else 0.
+#[derive(Debug, Args)]
+pub struct Paper {
+    /// Shorter measurements, three rounds
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these sections, by name or by the beginning of it up to a dash
+    #[arg(long, value_name = "SECTION", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Rounds; the median counts [default: 5, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub reps: Option<u32>,
+    /// Directory for paper.html and paper.json
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+    /// Say which sections there are
     #[arg(long)]
     pub list: bool,
     #[command(flatten)]

@@ -84,6 +84,15 @@ impl Accel {
         }
     }
 
+    /// The error says how many connections left shared memory since `before`.
+    pub fn check_stayed(&self, before: &Counters) -> Result<()> {
+        let left = |c: &Counters| c.get("path_switch").copied().unwrap_or(0);
+        match left(&self.report()?.totals).saturating_sub(left(before)) {
+            0 => Ok(()),
+            n => bail!("{n} connections left shared memory for the kernel"),
+        }
+    }
+
     /// The error says why what ran since `before` was not shared memory.
     pub fn check(&self, before: &Counters) -> Result<()> {
         let started = Instant::now();

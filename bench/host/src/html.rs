@@ -15,7 +15,7 @@ const STYLE: &str = "body{font:15px/1.4 sans-serif;max-width:64em;margin:2em aut
     td:first-child,th:first-child{text-align:left}.MISSED,.ANOTHER,.FAILED{color:#b00;font-weight:bold}.ok{color:#070}\
     svg{max-width:100%;height:auto}code{background:#f4f4f4;padding:.1em .3em}";
 
-fn color(path: Path) -> RGBColor {
+pub fn color(path: Path) -> RGBColor {
     match path {
         Path::Stock => RGBColor(150, 150, 150),
         Path::Unix => RGBColor(90, 150, 210),

@@ -12,6 +12,7 @@ mod ends;
 mod hogs;
 mod html;
 mod idle;
+mod paper;
 mod queue;
 mod report;
 mod runner;
@@ -60,6 +61,7 @@ fn entry() -> i32 {
     parsed(|Program { bench }| {
         let done = match &bench.other {
             Some(Other::Shapes(args)) => shapes::run(args),
+            Some(Other::Paper(args)) => paper::run(args),
             None => bench::run(&bench),
         };
         done.unwrap_or_else(|e| {

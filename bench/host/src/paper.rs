@@ -1,0 +1,155 @@
+//! `fastsocket bench paper`: the figures and tables of the three papers, with stock and ours on this machine.
+//!
+//! A section is measured or listed with the reason. In each round another way is the first. A second run of stock is
+//! the control. The library's counters must confirm the path of each row: a row that took another one has failed.
+
+mod affinity;
+mod catalogue;
+mod experiment;
+mod fastsocket;
+mod json;
+mod micro;
+mod page;
+mod programs;
+mod row;
+mod several;
+mod socksdirect;
+mod table;
+mod web;
+
+use crate::step::{NotAccelerated, Setting, Step, Values};
+use crate::{accel, apps, runner};
+use anyhow::{Context, Result};
+use catalogue::{Kind, Section};
+use experiment::Experiment;
+use fsocket_bench_args::{Paper as Args, Path};
+use fsocket_client::EXIT_OWN;
+use fsocket_measure::Progress;
+use row::{Row, Verdict};
+
+/// A section's results.
+struct Done {
+    section: Section,
+    rows: Vec<Row>,
+    /// Experiments that were not run, with the reason.
+    skipped: Vec<String>,
+}
+
+/// The exit status, or why nothing was measured.
+pub fn run(args: &Args) -> Result<i32> {
+    let mut sections = catalogue::all();
+    if args.list {
+        sections.iter().for_each(|s| println!("{:28} {}, {}: {}", s.name, s.paper.title(), s.item, s.title));
+        return Ok(0);
+    }
+    for name in &args.only {
+        if !sections.iter().any(|s| s.matches(name)) {
+            eprintln!("fastsocket bench paper: no section is called '{name}' (see --list)");
+            return Ok(EXIT_OWN);
+        }
+    }
+    sections.retain(|s| args.only.is_empty() || args.only.iter().any(|name| s.matches(name)));
+    // Not after twenty minutes.
+    std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let file = |name| {
+        let path = args.out.join(name);
+        std::fs::File::create(&path).with_context(|| path.display().to_string()).map(|_| path)
+    };
+    let (html, data) = (file("paper.html")?, file("paper.json")?);
+
+    let dir = tempfile::Builder::new().prefix("fastsocket-paper-").tempdir()?;
+    let cpus = fsocket_measure::allowed_cpus()?;
+    let setting = Setting {
+        own: std::env::current_exe()?,
+        dir: dir.path().to_owned(),
+        accel: Some(accel::Accel::start(&args.pieces, dir.path()).context("NOT ACCELERATED")?),
+        cpus: [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])],
+        quick: args.quick,
+    };
+    let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
+    let done = measured(&setting, sections, reps);
+    let machine = fsocket_measure::shape(&setting.cpus);
+    table::print(&done);
+    std::fs::write(&data, serde_json::to_string_pretty(&json::page(&machine, &done, reps, args.quick))? + "\n")?;
+    std::fs::write(&html, page::page(&machine, &done, reps)?)?;
+    println!("\n{} and {}", html.display(), data.display());
+    let failed = |row: &Row| row.compared().into_iter().any(|way| row.verdict(way) == Verdict::Failed);
+    Ok(done.iter().flat_map(|d| &d.rows).any(failed).into())
+}
+
+/// Runs every section's experiments.
+fn measured(setting: &Setting, sections: Vec<Section>, reps: usize) -> Vec<Done> {
+    let mut plan = Vec::new();
+    for section in sections {
+        let (mut wanted, mut skipped) = (Vec::new(), Vec::new());
+        if let Kind::Measured(experiments, _) = section.kind {
+            for experiment in experiments() {
+                match reason_to_skip(setting, &experiment) {
+                    Some(reason) => skipped.push(format!("{}: {reason}", experiment.name)),
+                    None => wanted.push(experiment),
+                }
+            }
+        }
+        plan.push((section, wanted, skipped));
+    }
+    let steps = plan.iter().flat_map(|(_, wanted, _)| wanted).map(|e| e.ways.len() * reps).sum();
+    let mut progress = Progress::new(steps);
+    let mut all = Vec::new();
+    for (section, wanted, skipped) in plan {
+        let rows = wanted.iter().flat_map(|e| rounds(setting, &section, e, reps, &mut progress)).collect();
+        all.push(Done { section, rows, skipped });
+    }
+    all
+}
+
+fn reason_to_skip(setting: &Setting, experiment: &Experiment) -> Option<String> {
+    use crate::scenario::Layout;
+    let missing = experiment.programs.iter().find(|p| apps::find_program(p).is_none());
+    match missing {
+        Some(program) => Some(format!("{program} is not installed")),
+        None if experiment.layout == Layout::TwoCpus && setting.cpus[0] == setting.cpus[1] => {
+            Some("needs two CPUs".to_owned())
+        }
+        None => None,
+    }
+}
+
+/// One experiment: in each round another way is the first.
+fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, progress: &mut Progress) -> Vec<Row> {
+    let mut rows: Vec<Row> = e.measures.iter().map(|m| Row::new(e, m)).collect();
+    for rep in 0..reps {
+        for way in e.ways.iter().cycle().skip(rep % e.ways.len()).take(e.ways.len()) {
+            progress.step(&format!("{} {} {} {}", section.name, e.name, way.name(), rep + 1));
+            match step(setting, e, *way) {
+                Ok(values) => {
+                    for row in &mut rows {
+                        let value = values.get(row.measure.key).copied().filter(|v| v.is_finite() && *v > 0.0);
+                        match value {
+                            Some(value) => row.values.add(*way, value),
+                            None => row.values.fail(*way, false, format!("no {}", row.measure.key)),
+                        }
+                    }
+                }
+                Err(error) => {
+                    let other_path = error.is::<NotAccelerated>();
+                    progress.clear();
+                    eprintln!("fastsocket bench paper: {} {}: {error:#}", e.name, way.name());
+                    rows.iter_mut().for_each(|row| row.values.fail(*way, other_path, format!("{error:#}")));
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// One way, once. Ours must begin over shared memory and stay there.
+fn step(setting: &Setting, experiment: &Experiment, path: Path) -> Result<Values> {
+    let step = Step { context: setting, path, layout: experiment.layout };
+    let accel = setting.accel.as_ref().filter(|_| path == Path::Ours);
+    let before = accel.map(|accel| accel.report()).transpose()?;
+    let values = runner::checked(&step, true, &experiment.run)?;
+    if let (Some(accel), Some(before)) = (accel, before) {
+        accel.check_stayed(&before.totals).map_err(|e| e.context(NotAccelerated))?;
+    }
+    Ok(values)
+}

@@ -1,0 +1,175 @@
+//! The report for readers: one HTML file with everything in it.
+
+use super::experiment::times_text;
+use super::row::{range_text, Row, Verdict};
+use super::table::heading;
+use super::Done;
+use crate::html::{color, escape};
+use crate::report::value_text;
+use crate::scenario::Layout;
+use anyhow::{anyhow, Result};
+use fsocket_bench_args::Path;
+use fsocket_measure::Machine;
+use plotters::prelude::*;
+use std::fmt::Write;
+
+const SIZE: (u32, u32) = (760, 300);
+const STYLE: &str = "body{font:15px/1.45 sans-serif;max-width:72em;margin:2em auto;padding:0 1em;color:#222}\
+    table{border-collapse:collapse;font-size:13px}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}\
+    td:first-child,th:first-child,td:nth-child(2),td:last-child{text-align:left}.bad{color:#b00;font-weight:bold}\
+    .ok{color:#070}.listed{color:#555}svg{max-width:100%;height:auto}code{background:#f4f4f4;padding:.1em .3em}";
+
+pub fn page(machine: &Machine, done: &[Done], reps: usize) -> Result<String> {
+    let mut page = format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>fastsocket bench paper</title><style>{STYLE}</style>\
+         <h1>The papers' figures and tables on this machine</h1><p>{} · {} CPUs · kernel {}{}</p><p><code>{}</code></p>\
+         <p>{reps} rounds; in each round another way is the first. Values are medians. <i>Times better</i> is the ratio \
+         of the medians to stock, the spread is the lowest and the highest round. The control is stock a second time. \
+         The counters of the library confirm the path of each row of ours.</p>",
+        escape(&machine.cpu),
+        machine.cpus,
+        escape(&machine.kernel),
+        if machine.virtual_machine { " · virtual machine" } else { "" },
+        escape(&machine.command.join(" "))
+    );
+    if cfg!(debug_assertions) {
+        page += "<p class=bad>This build has assertions: its figures are too low for a report.</p>";
+    }
+    let mut paper = None;
+    for d in done {
+        if paper.replace(d.section.paper) != Some(d.section.paper) {
+            write!(page, "<h2>{}</h2><p>Paper: {}.</p>", d.section.paper.title(), d.section.paper.machine())?;
+        }
+        page += &section(machine, d)?;
+    }
+    Ok(page + "</html>\n")
+}
+
+fn section(machine: &Machine, d: &Done) -> Result<String> {
+    let s = &d.section;
+    let mut text = format!("<h3 id={}>{}</h3><p>{}</p>", s.name, escape(&heading(s)), escape(s.says));
+    if !d.rows.is_empty() {
+        write!(
+            text,
+            "<p>What differs: {} Here: {} CPUs, Linux {}.</p>",
+            escape(s.differs),
+            machine.cpus,
+            escape(&machine.kernel)
+        )?;
+        text += &charts(&d.rows)?;
+        text += &table(&d.rows);
+    }
+    if let Some(listed) = s.listed() {
+        let check = listed.check.map_or_else(String::new, |c| format!(" <code>{}</code>", escape(c)));
+        write!(text, "<p class=listed>Not measured here ({}): {}{check}</p>", listed.why.text(), escape(listed.text))?;
+    }
+    for skipped in &d.skipped {
+        write!(text, "<p class=listed>Not measured here: {}</p>", escape(skipped))?;
+    }
+    Ok(text)
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = "<table><tr><th>row<th>paper<th>way<th>stock<th>ours<th>times better<th>spread<th>control<th>bare \
+                    queue<th>"
+        .to_owned();
+    for row in rows {
+        for way in row.compared() {
+            let value = |path| row.values.median(path).map_or("–".to_owned(), |v| value_text(v, row.values.unit));
+            let beside = row.values.beside_stock(way);
+            let control = row.values.beside_stock(Path::Control);
+            let layout = if row.values.layout == Layout::SameCpu { ", one CPU" } else { "" };
+            let claim = row.measure.claim.map_or_else(String::new, |c| c.text(row.values.unit, row.values.better));
+            let is_good = matches!(row.verdict(way), Verdict::Above | Verdict::Same);
+            let _ = write!(
+                text,
+                "<tr><td>{}{layout}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td class={}>{}",
+                escape(&row.values.measure),
+                escape(&claim),
+                way.name(),
+                value(Path::Stock),
+                value(way),
+                beside.map_or("–".to_owned(), |b| times_text(b.median)),
+                beside.map_or("–".to_owned(), |b| range_text(&b)),
+                control.map_or("–".to_owned(), |b| range_text(&b)),
+                value(Path::Queue),
+                if is_good { "ok" } else { "bad" },
+                escape(&row.sentence(way))
+            );
+        }
+    }
+    text + "</table>"
+}
+
+/// A picture for each measure that has three or more points on an axis.
+fn charts(rows: &[Row]) -> Result<String> {
+    let mut text = String::new();
+    let mut labels: Vec<(&str, &str)> = Vec::new();
+    for row in rows {
+        let label = row.at.map(|(axis, _)| (axis, row.measure.label));
+        labels.extend(label.filter(|l| !labels.contains(l)));
+    }
+    for (axis, label) in labels {
+        let points: Vec<&Row> =
+            rows.iter().filter(|r| r.measure.label == label && r.at.is_some_and(|(a, _)| a == axis)).collect();
+        if points.len() >= 3 {
+            text += &chart(axis, label, &points)?;
+        }
+    }
+    Ok(text)
+}
+
+/// Lines on two logarithmic axes, one for each way.
+fn chart(axis: &str, label: &str, rows: &[&Row]) -> Result<String> {
+    let ways: Vec<Path> = Path::ALL
+        .into_iter()
+        .filter(|p| *p != Path::Control && rows.iter().any(|r| r.values.median(*p).is_some()))
+        .collect();
+    let points = |way: Path| rows.iter().filter_map(move |r| Some((r.at?.1, r.values.median(way)?)));
+    let all = || ways.iter().flat_map(|way| points(*way));
+    let range = |values: &mut dyn Iterator<Item = f64>| {
+        values.filter(|v| *v > 0.0).fold((f64::MAX, 0.0f64), |(l, h), v| (l.min(v), h.max(v)))
+    };
+    let ((left, right), (low, high)) = (range(&mut all().map(|p| p.0)), range(&mut all().map(|p| p.1)));
+    if high == 0.0 || right == 0.0 {
+        return Ok(String::new());
+    }
+    let unit = rows[0].values.unit;
+    let failed = |e: &dyn std::fmt::Display| anyhow!("{e}");
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        root.fill(&WHITE).map_err(|e| failed(&e))?;
+        let mut chart = ChartBuilder::on(&root)
+            .caption(label, ("sans-serif", 16))
+            .margin(8)
+            .x_label_area_size(38)
+            .y_label_area_size(75)
+            // Room for the legend at the right.
+            .build_cartesian_2d((left / 1.2..right * 3.0).log_scale(), (low / 1.5..high * 1.5).log_scale())
+            .map_err(|e| failed(&e))?;
+        chart
+            .configure_mesh()
+            .x_desc(axis)
+            .y_label_formatter(&|v| value_text(*v, unit))
+            .draw()
+            .map_err(|e| failed(&e))?;
+        for way in &ways {
+            let colour = color(*way);
+            chart
+                .draw_series(LineSeries::new(points(*way), colour.stroke_width(2)).point_size(3))
+                .map_err(|e| failed(&e))?
+                .label(way.name())
+                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        }
+        chart
+            .configure_series_labels()
+            .background_style(WHITE.mix(0.8))
+            .label_font(("sans-serif", 12))
+            .position(SeriesLabelPosition::UpperRight)
+            .draw()
+            .map_err(|e| failed(&e))?;
+        root.present().map_err(|e| failed(&e))?;
+    }
+    Ok(svg)
+}

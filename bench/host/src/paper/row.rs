@@ -1,0 +1,130 @@
+//! A row of a section, and what it shows.
+
+use super::experiment::{times_text, Experiment, Measure};
+use crate::report::{Beside, Row as Values};
+use fsocket_bench_args::Path;
+use serde::Serialize;
+
+/// One measure of one experiment.
+#[derive(Debug)]
+pub struct Row {
+    pub values: Values,
+    pub measure: Measure,
+    pub at: Option<(&'static str, f64)>,
+}
+
+/// A way beside stock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// A step failed, or its connections took another path.
+    Failed,
+    Above,
+    /// Within the range of the control, stock's second run.
+    Same,
+    /// Below stock by the medians, though the control was as far off.
+    BelowWithinControl,
+    Below,
+}
+
+impl Row {
+    pub fn new(experiment: &Experiment, measure: &Measure) -> Self {
+        let values = Values {
+            measure: format!("{} {}", experiment.name, measure.label).trim().to_owned(),
+            layout: experiment.layout,
+            unit: measure.unit,
+            better: measure.better,
+            bars: Vec::new(),
+            values: Default::default(),
+            problems: Vec::new(),
+        };
+        Row { values, measure: measure.clone(), at: experiment.at }
+    }
+
+    /// The ways that are compared with stock.
+    pub fn compared(&self) -> Vec<Path> {
+        let tried =
+            |path: &Path| self.values.values.contains_key(path) || self.values.problems.iter().any(|p| p.path == *path);
+        Path::ALL.into_iter().filter(|p| (*p == Path::Ours || p.is_kernel()) && tried(p)).collect()
+    }
+
+    fn has_failed(&self, way: Path) -> bool {
+        self.values.problems.iter().any(|p| [way, Path::Stock, Path::Control].contains(&p.path))
+    }
+
+    pub fn verdict(&self, way: Path) -> Verdict {
+        let beside = self.values.beside_stock(way);
+        let Some(beside) = beside.filter(|_| !self.has_failed(way)) else { return Verdict::Failed };
+        let control = self.values.beside_stock(Path::Control);
+        let is_noise = control.is_some_and(|c| c.low <= beside.median && beside.median <= c.high);
+        match beside.median {
+            m if m < 1.0 && is_noise => Verdict::BelowWithinControl,
+            m if m < 1.0 => Verdict::Below,
+            _ if is_noise => Verdict::Same,
+            _ => Verdict::Above,
+        }
+    }
+
+    /// The verdict as a sentence, with the ratio and its spread.
+    pub fn sentence(&self, way: Path) -> String {
+        let verdict = self.verdict(way);
+        if verdict == Verdict::Failed {
+            let other = self.values.problems.iter().any(|p| p.path == way && p.not_accelerated);
+            let problem = self.values.problems.iter().find(|p| p.path == way).or(self.values.problems.first());
+            let text = problem.map_or("no value", |p| p.text.as_str());
+            return format!("FAILED{}: {text}", if other { ", ANOTHER PATH" } else { "" });
+        }
+        let Some(beside) = self.values.beside_stock(way) else { return String::new() };
+        let control = self.values.beside_stock(Path::Control).map_or_else(String::new, |c| range_text(&c));
+        match verdict {
+            Verdict::Above => "above stock".to_owned(),
+            Verdict::Same => format!("as stock: the control has {control}"),
+            Verdict::BelowWithinControl => format!("BELOW STOCK, within the control's {control}"),
+            _ => format!("BELOW STOCK: {} of it; the control has {control}", times_text(beside.median)),
+        }
+    }
+}
+
+/// The lowest and the highest round.
+pub fn range_text(beside: &Beside) -> String {
+    format!("{} to {}", times_text(beside.low), times_text(beside.high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::{Better, Unit};
+
+    fn row(stock: &[f64], ours: &[f64], control: &[f64]) -> Row {
+        let experiment = Experiment::new("x", |_| unreachable!());
+        let measure = Measure { key: "v", label: "", unit: Unit::PerSecond, better: Better::Higher, claim: None };
+        let mut row = Row::new(&experiment, &measure);
+        for (path, values) in [(Path::Stock, stock), (Path::Ours, ours), (Path::Control, control)] {
+            values.iter().for_each(|v| row.values.add(path, *v));
+        }
+        row
+    }
+
+    #[test]
+    fn below_stock_is_said() {
+        let below = row(&[100.0; 3], &[80.0, 81.0, 79.0], &[99.0, 101.0, 100.0]);
+        assert_eq!(below.verdict(Path::Ours), Verdict::Below);
+        assert_eq!(below.sentence(Path::Ours), "BELOW STOCK: 0.80x of it; the control has 0.99x to 1.01x");
+        let noise = row(&[100.0; 3], &[98.0; 3], &[97.0, 101.0, 100.0]);
+        assert_eq!(noise.verdict(Path::Ours), Verdict::BelowWithinControl);
+        assert!(noise.sentence(Path::Ours).starts_with("BELOW STOCK"));
+        assert_eq!(row(&[100.0; 3], &[100.5; 3], &[97.0, 101.0, 100.0]).verdict(Path::Ours), Verdict::Same);
+        assert_eq!(row(&[100.0; 3], &[300.0; 3], &[97.0, 101.0, 100.0]).verdict(Path::Ours), Verdict::Above);
+    }
+
+    #[test]
+    fn a_fallback_is_a_failure() {
+        let mut fell_back = row(&[100.0; 3], &[300.0; 3], &[100.0; 3]);
+        fell_back.values.fail(Path::Ours, true, "1 connection over the kernel".to_owned());
+        assert_eq!(fell_back.verdict(Path::Ours), Verdict::Failed);
+        assert_eq!(fell_back.sentence(Path::Ours), "FAILED, ANOTHER PATH: 1 connection over the kernel");
+        let mut stock = row(&[100.0; 2], &[300.0; 3], &[100.0; 3]);
+        stock.values.fail(Path::Stock, false, "no answer".to_owned());
+        assert_eq!(stock.verdict(Path::Ours), Verdict::Failed);
+    }
+}

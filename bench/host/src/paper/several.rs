@@ -1,0 +1,119 @@
+//! Rows of several processes: pairs on one CPU, and a pipeline.
+
+use super::experiment::{Claim, Experiment, Measure, WAYS_AND_QUEUE};
+use crate::child::Child;
+use crate::scenario::{Layout, Unit};
+use crate::step::{Step, Values, READY_LIMIT};
+use crate::worker::{Op, Outcome, OPEN, READY};
+use anyhow::{Context, Result};
+use fsocket_bench_args::{Path, Role};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// SocksDirect, figure 10.
+pub fn pairs() -> Vec<Experiment> {
+    let claim = Claim::Times { low: 20.0, high: 30.0, source: "section 5.2.3" };
+    let row = |n: usize| {
+        let name = format!("{n} pair{}", if n == 1 { "" } else { "s" });
+        Experiment::new(name, move |step| run_pairs(step, n))
+            .on(Layout::SameCpu)
+            .ways(WAYS_AND_QUEUE)
+            .at("pairs on one CPU", n as f64)
+            .measures([Measure::lower("mean", "round trip, mean", Unit::Nanoseconds).claims(claim)])
+    };
+    [1, 2, 4, 8].map(row).into()
+}
+
+/// The mean round trip of `n` clients, each with a server, that start at once.
+fn run_pairs(step: &Step, n: usize) -> Result<Values> {
+    let cpu = Some(step.client_cpu());
+    let (mut servers, mut clients, mut files) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..n {
+        let mut file = String::new();
+        if step.path == Path::Queue {
+            files.push(tempfile::NamedTempFile::new_in(&step.context.dir)?);
+            file = files.last().map_or_else(String::new, |f| f.path().display().to_string());
+        }
+        let mut server = Child::spawn(command(step, Role::Server, Op::Rtt, &file), cpu)?;
+        let ready = server.line(READY_LIMIT)?;
+        let mut command = command(step, Role::Client, Op::Rtt, address(&ready)?);
+        command.args(["--gate", "--secs", &step.seconds().to_string()]).stdin(Stdio::piped());
+        let mut client = Child::spawn(command, cpu)?;
+        anyhow::ensure!(client.line(READY_LIMIT)? == OPEN, "the client says something else");
+        servers.push(server);
+        clients.push(client);
+    }
+    for client in &mut clients {
+        client.poke()?;
+    }
+    let limit = Duration::from_secs_f64(step.seconds() * 3.0) + READY_LIMIT;
+    let (mut mean, mut ops) = (0.0, 0);
+    for client in clients {
+        let output = client.finish(limit)?;
+        let outcome: Outcome = serde_json::from_str(output.trim()).context("the client says something else")?;
+        mean += outcome.mean / n as f64;
+        ops += outcome.warm + outcome.ops;
+    }
+    for server in servers {
+        server.finish(READY_LIMIT)?;
+    }
+    Ok(Values::from([("mean", mean), ("ops", ops as f64)]))
+}
+
+fn address(ready: &str) -> Result<&str> {
+    ready.strip_prefix(READY).context("the server says something else")
+}
+
+/// SocksDirect, figure 12.
+pub fn pipeline() -> Vec<Experiment> {
+    let claim = Claim::Times { low: 20.0, high: 20.0, source: "section 5.3.4, TCP sockets" };
+    let row = |n: usize| {
+        Experiment::new(format!("{n} function{}", if n == 1 { "" } else { "s" }), move |step| run_pipeline(step, n))
+            .at("network functions", n as f64)
+            .measures([Measure::higher("rate", "packets/s", Unit::PerSecond).claims(claim)])
+    };
+    [1, 2, 4].map(row).into()
+}
+
+/// Bytes of a packet, as in the paper.
+const PACKET: &str = "64";
+
+/// Packets a second through `n` processes, from a source to a sink.
+fn run_pipeline(step: &Step, n: usize) -> Result<Values> {
+    let server = |op, next: Option<&str>| -> Result<(Child, String)> {
+        let mut command = command(step, Role::Server, op, "");
+        command.args(["--size", PACKET]);
+        next.map(|port| command.args(["--next", port]));
+        let mut child = Child::spawn(command, None)?;
+        let ready = child.line(READY_LIMIT)?;
+        let port = address(&ready)?.to_owned();
+        Ok((child, port))
+    };
+    let (sink, mut port) = server(Op::Rate, None)?;
+    let mut all = vec![sink];
+    for _ in 0..n {
+        let (stage, before) = server(Op::Stage, Some(&port))?;
+        all.push(stage);
+        port = before;
+    }
+    let mut command = command(step, Role::Client, Op::Rate, &port);
+    command.args(["--size", PACKET, "--secs", &step.seconds().to_string()]);
+    let limit = Duration::from_secs_f64(step.seconds() * 10.0) + READY_LIMIT;
+    let output = Child::spawn(command, None)?.finish(limit)?;
+    for child in all.into_iter().rev() {
+        child.finish(READY_LIMIT)?;
+    }
+    let outcome: Outcome = serde_json::from_str(output.trim()).context("the source says something else")?;
+    let ops = outcome.ops as f64;
+    Ok(Values::from([("rate", ops / outcome.seconds), ("ops", ops)]))
+}
+
+/// A worker that is not pinned. A bare queue is here a pair of processes that sleep on a futex.
+fn command(step: &Step, role: Role, op: Op, addr: &str) -> Command {
+    let op = clap::ValueEnum::to_possible_value(&op).expect("no operation is skipped");
+    let mut command = step.command(role, &step.context.own);
+    let role = if role == Role::Client { "client" } else { "server" };
+    let transport = if step.path == Path::Queue { "futex" } else { "tcp" };
+    command.args(["worker", "--role", role, "--transport", transport, "--op", op.get_name(), "--addr", addr]);
+    command
+}

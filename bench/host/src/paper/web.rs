@@ -1,0 +1,254 @@
+//! Rows of nginx and haproxy with wrk.
+
+use super::experiment::{bytes_text, Experiment, Measure};
+use crate::apps::{self, Server};
+use crate::scenario::Unit;
+use crate::step::{NotAccelerated, Step, Values};
+use anyhow::{Context, Result};
+use fsocket_bench_args::{Path, Role};
+use std::fs;
+use std::time::Duration;
+
+/// Stock, zones in kernel TCP, shared memory, and stock again.
+const WAYS: &[Path] = &[Path::Stock, Path::KernelServer, Path::Ours, Path::Control];
+const PROGRAMS: &[&str] = &["nginx", "wrk"];
+
+/// The configuration of an nginx.
+struct Site {
+    name: &'static str,
+    role: Role,
+    workers: u32,
+    /// Requests after which it closes a connection.
+    requests: u64,
+    /// Bytes of the file at `/`.
+    file: usize,
+    /// Port of another server that answers instead.
+    origin: Option<u16>,
+    cpu: Option<usize>,
+}
+
+impl Site {
+    fn new(file: usize) -> Self {
+        let requests = 1_000_000_000;
+        Site { name: "site", role: Role::Server, workers: 2, requests, file, origin: None, cpu: None }
+    }
+
+    fn start(&self, step: &Step) -> Result<Server> {
+        let port = apps::free_port()?;
+        let dir = step.context.dir.join(self.name);
+        fs::create_dir_all(dir.join("html"))?;
+        fs::write(dir.join("html/index.html"), vec![b'x'; self.file])?;
+        let configuration = dir.join("nginx.conf");
+        fs::write(&configuration, self.configuration(&dir.display().to_string(), port))?;
+        let (prefix, configuration) = (dir.display().to_string(), configuration.display().to_string());
+        let log = dir.join("nginx.log").display().to_string();
+        apps::start_on(step, self.role, "nginx", port, &["-p", &prefix, "-c", &configuration, "-e", &log], self.cpu)
+    }
+
+    fn configuration(&self, dir: &str, port: u16) -> String {
+        // A worker under another user could not read the bench's directory.
+        let user = if rustix::process::geteuid().is_root() { "user root;\n" } else { "" };
+        let mut http = String::new();
+        for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+            http += &format!("{kind}_temp_path {dir}/tmp_{kind};\n");
+        }
+        let location = match self.origin {
+            None => format!("root {dir}/html;"),
+            Some(origin) => {
+                http += &format!("upstream origin {{ server 127.0.0.1:{origin}; keepalive 64; }}\n");
+                "proxy_pass http://origin; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
+                 proxy_max_temp_file_size 0;"
+                    .to_owned()
+            }
+        };
+        format!(
+            "{user}daemon off;\nworker_processes {};\npid {dir}/nginx.pid;\nerror_log {dir}/nginx.log;\n\
+             events {{ worker_connections 4096; }}\nhttp {{\naccess_log off;\nkeepalive_requests {};\n{http}\
+             server {{ listen 127.0.0.1:{port}; location / {{ {location} }} }}\n}}\n",
+            self.workers, self.requests
+        )
+    }
+}
+
+/// The parameters of wrk.
+struct Load<'a> {
+    threads: u32,
+    connections: u32,
+    think_ms: u32,
+    more: &'a [&'a str],
+    cpu: Option<usize>,
+}
+
+impl Load<'_> {
+    /// Requests a second and CPU time of a request.
+    fn run(&self, step: &Step, port: u16) -> Result<Values> {
+        let output = self.output(step, port)?;
+        let rate = apps::wrk_rate(&output)?;
+        Ok(Values::from([("rate", rate), ("ops", apps::wrk_requests(&output)?)]))
+    }
+
+    fn output(&self, step: &Step, port: u16) -> Result<String> {
+        let (threads, connections) = (format!("-t{}", self.threads), format!("-c{}", self.connections));
+        let url = format!("http://127.0.0.1:{port}/");
+        let script = step.context.dir.join("think.lua").display().to_string();
+        let mut args = vec![threads.as_str(), &connections, if step.context.quick { "-d1s" } else { "-d2s" }];
+        if self.think_ms > 0 {
+            fs::write(&script, format!("function delay() return {} end\n", self.think_ms))?;
+            args.extend(["-s", &script]);
+        }
+        args.extend(self.more);
+        args.push(&url);
+        apps::start_client(step, "wrk", &args, self.cpu)?.finish(Duration::from_secs(20))
+    }
+}
+
+/// All CPUs, two workers, two threads of wrk.
+fn shared(connections: u32, think_ms: u32) -> Load<'static> {
+    Load { threads: 2, connections, think_ms, more: &[], cpu: None }
+}
+
+/// Runs `load`; where only servers have the library, some connections must have been accepted from zones.
+fn zoned(step: &Step, load: impl FnOnce() -> Result<Values>) -> Result<Values> {
+    let local = || -> Result<u64> {
+        let totals = step.context.accel.as_ref().map(|a| a.report()).transpose()?.map(|r| r.totals);
+        Ok(totals.and_then(|t| t.get("accept_local").copied()).unwrap_or(0))
+    };
+    let before = local()?;
+    let values = load()?;
+    if step.path == Path::KernelServer && local()? == before {
+        return Err(anyhow::anyhow!("no connection was accepted in a zone").context(NotAccelerated));
+    }
+    Ok(values)
+}
+
+fn count(n: impl Into<u64>, what: &str) -> String {
+    let n = n.into();
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn curve(name: String, axis: &'static str, x: f64, run: impl Fn(&Step) -> Result<Values> + 'static) -> Experiment {
+    Experiment::new(name, move |step| zoned(step, || run(step)))
+        .ways(WAYS)
+        .programs(PROGRAMS)
+        .at(axis, x)
+        .measures([Measure::higher("rate", "requests/s", Unit::PerSecond)])
+}
+
+/// Affinity-Accept, figure 7.
+pub fn by_requests() -> Vec<Experiment> {
+    let row = |n: u64| {
+        curve(format!("{} a connection,", count(n, "request")), "requests a connection", n as f64, move |step| {
+            let server = Site { requests: n, ..Site::new(700) }.start(step)?;
+            shared(64, 0).run(step, server.port)
+        })
+    };
+    [1, 6, 30, 100, 1000].map(row).into()
+}
+
+/// Affinity-Accept, figure 8. The number of connections grows with the time, so that the server stays busy.
+pub fn by_think_time() -> Vec<Experiment> {
+    let row = |(ms, connections): (u32, u32)| {
+        curve(format!("{ms} ms, {connections} connections,"), "ms between requests", f64::from(ms), move |step| {
+            let server = Site { requests: 6, ..Site::new(700) }.start(step)?;
+            shared(connections, ms).run(step, server.port)
+        })
+    };
+    [(0, 64), (1, 128), (10, 400), (50, 800)].map(row).into()
+}
+
+/// Affinity-Accept, figure 9.
+pub fn by_size() -> Vec<Experiment> {
+    let row = |size: usize| {
+        curve(bytes_text(size) + ",", "bytes of a file", size as f64, move |step| {
+            let server = Site { requests: 6, ..Site::new(size) }.start(step)?;
+            shared(64, 0).run(step, server.port)
+        })
+    };
+    [64, 700, 4 << 10, 16 << 10, 64 << 10].map(row).into()
+}
+
+/// Fastsocket, figure 4.
+pub fn by_cores() -> Vec<Experiment> {
+    const CLOSE: &[&str] = &["-H", "Connection: close"];
+    let measures = || {
+        let cpu = Measure::lower("cpu_op", "CPU time", Unit::CpuMicroseconds);
+        [Measure::higher("rate", "connections/s", Unit::PerSecond), cpu]
+    };
+    let nginx = |workers: u32| {
+        let run = move |step: &Step| {
+            let one = workers == 1;
+            let server = Site { workers, cpu: one.then(|| step.server_cpu()), ..Site::new(64) }.start(step)?;
+            let load = Load { more: CLOSE, cpu: one.then(|| step.client_cpu()), ..shared(64, 0) };
+            load.run(step, server.port)
+        };
+        curve(format!("nginx, {},", count(workers, "worker")), "workers", f64::from(workers), run).measures(measures())
+    };
+    let haproxy = |threads: u32| {
+        let run = move |step: &Step| {
+            let one = threads == 1;
+            let client = one.then(|| step.client_cpu());
+            let site = Site { name: "origin", role: Role::Backend, workers: 1, cpu: client, ..Site::new(64) };
+            let origin = site.start(step)?;
+            let server = haproxy(step, origin.port, threads, one.then(|| step.server_cpu()))?;
+            Load { more: CLOSE, cpu: client, ..shared(64, 0) }.run(step, server.port)
+        };
+        curve(format!("haproxy, {},", count(threads, "thread")), "threads", f64::from(threads), run)
+            .programs(&["nginx", "haproxy", "wrk"])
+            .measures(measures())
+    };
+    vec![nginx(1), nginx(2), haproxy(1), haproxy(2)]
+}
+
+/// haproxy in HTTP mode with a connection to its server for each request.
+fn haproxy(step: &Step, origin: u16, threads: u32, cpu: Option<usize>) -> Result<Server> {
+    let port = apps::free_port()?;
+    let configuration = format!(
+        "global\n  maxconn 4096\n  nbthread {threads}\n\
+         defaults\n  mode http\n  option httpclose\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
+         frontend f\n  bind 127.0.0.1:{port}\n  default_backend b\n\
+         backend b\n  server s 127.0.0.1:{origin}\n"
+    );
+    let file = step.context.dir.join("haproxy-close.cfg").display().to_string();
+    fs::write(&file, configuration)?;
+    apps::start_on(step, Role::Server, "haproxy", port, &["-db", "-f", &file], cpu)
+}
+
+/// The latency of a request through nginx to another nginx: SocksDirect, figure 11.
+pub fn proxy(step: &Step, size: usize) -> Result<Values> {
+    let cpu = Some(step.server_cpu());
+    let origin = Site { name: "origin", role: Role::Backend, workers: 1, cpu, ..Site::new(size) }.start(step)?;
+    let proxy = Site { name: "proxy", workers: 1, cpu, origin: Some(origin.port), ..Site::new(64) }.start(step)?;
+    let more = &["--latency"];
+    let load = Load { threads: 1, connections: 1, think_ms: 0, more, cpu: Some(step.client_cpu()) };
+    let output = load.output(step, proxy.port)?;
+    // Also checks the answers.
+    apps::wrk_rate(&output)?;
+    Ok(Values::from([("p50", quantile(&output, "50%").with_context(|| format!("no latency in: {output}"))?)]))
+}
+
+/// A line of wrk's distribution of latencies, in nanoseconds.
+fn quantile(output: &str, name: &str) -> Option<f64> {
+    let line = output.lines().find_map(|l| l.trim().strip_prefix(name))?.trim();
+    let units = [("us", 1e3), ("ms", 1e6), ("s", 1e9)];
+    units.iter().find_map(|(unit, ns)| Some(line.strip_suffix(unit)?.parse::<f64>().ok()? * ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_latencies() {
+        let output = "  Latency Distribution\n     50%   35.00us\n     75%    1.20ms\n     99%    2.00s \n";
+        let at = |name| quantile(output, name);
+        assert_eq!([at("50%"), at("75%"), at("99%"), at("90%")], [Some(35e3), Some(1.2e6), Some(2e9), None]);
+    }
+
+    #[test]
+    fn a_proxy_has_an_origin() {
+        let text = Site { origin: Some(81), ..Site::new(64) }.configuration("/d", 80);
+        assert!(text.contains("server 127.0.0.1:81;") && text.contains("proxy_pass") && !text.contains("root /d"));
+        let text = Site { requests: 6, ..Site::new(64) }.configuration("/d", 80);
+        assert!(text.contains("keepalive_requests 6;") && text.contains("root /d/html;"));
+    }
+}
