@@ -223,6 +223,10 @@ pub struct Paper {
     /// Rounds; the median counts [default: 5, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub reps: Option<u32>,
+    /// A C project that make builds in half a minute or more: the parallel build of Affinity-Accept's section 6.5.
+    /// It must have been configured; a copy is built
+    #[arg(long, value_name = "DIR")]
+    pub build: Option<PathBuf>,
     /// Directory for paper.html and paper.json
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,

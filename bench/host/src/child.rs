@@ -56,6 +56,11 @@ impl Child {
         Ok(input.write_all(b"\n")?)
     }
 
+    /// Ends it as Ctrl-C does; it may still print.
+    pub fn interrupt(&self) -> Result<()> {
+        Ok(kill_process_group(self.as_pid()?, Signal::INT)?)
+    }
+
     /// The next line of output.
     pub fn line(&mut self, limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;

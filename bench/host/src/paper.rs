@@ -4,10 +4,13 @@
 //! the control. The library's counters must confirm the path of each row: a row that took another one has failed.
 
 mod affinity;
+mod bare;
+mod build;
 mod catalogue;
 mod experiment;
 mod fastsocket;
 mod json;
+mod kernel;
 mod micro;
 mod page;
 mod programs;
@@ -17,6 +20,7 @@ mod socksdirect;
 mod table;
 mod web;
 
+use crate::scenario::Unit;
 use crate::step::{NotAccelerated, Setting, Step, Values};
 use crate::{accel, apps, runner};
 use anyhow::{Context, Result};
@@ -67,7 +71,7 @@ pub fn run(args: &Args) -> Result<i32> {
         quick: args.quick,
     };
     let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
-    let done = measured(&setting, sections, reps);
+    let done = measured(&setting, args, sections, reps);
     let machine = fsocket_measure::shape(&setting.cpus);
     table::print(&done);
     std::fs::write(&data, serde_json::to_string_pretty(&json::page(&machine, &done, reps, args.quick))? + "\n")?;
@@ -78,12 +82,12 @@ pub fn run(args: &Args) -> Result<i32> {
 }
 
 /// Runs every section's experiments.
-fn measured(setting: &Setting, sections: Vec<Section>, reps: usize) -> Vec<Done> {
+fn measured(setting: &Setting, args: &Args, sections: Vec<Section>, reps: usize) -> Vec<Done> {
     let mut plan = Vec::new();
     for section in sections {
         let (mut wanted, mut skipped) = (Vec::new(), Vec::new());
         if let Kind::Measured(experiments, _) = section.kind {
-            for experiment in experiments() {
+            for experiment in experiments(args) {
                 match reason_to_skip(setting, &experiment) {
                     Some(reason) => skipped.push(format!("{}: {reason}", experiment.name)),
                     None => wanted.push(experiment),
@@ -92,7 +96,7 @@ fn measured(setting: &Setting, sections: Vec<Section>, reps: usize) -> Vec<Done>
         }
         plan.push((section, wanted, skipped));
     }
-    let steps = plan.iter().flat_map(|(_, wanted, _)| wanted).map(|e| e.ways.len() * reps).sum();
+    let steps = plan.iter().flat_map(|(_, wanted, _)| wanted).map(|e| e.ways.len() * reps.min(e.most_rounds)).sum();
     let mut progress = Progress::new(steps);
     let mut all = Vec::new();
     for (section, wanted, skipped) in plan {
@@ -107,6 +111,7 @@ fn reason_to_skip(setting: &Setting, experiment: &Experiment) -> Option<String> 
     let missing = experiment.programs.iter().find(|p| apps::find_program(p).is_none());
     match missing {
         Some(program) => Some(format!("{program} is not installed")),
+        None if experiment.skip.is_some() => experiment.skip.clone(),
         None if experiment.layout == Layout::TwoCpus && setting.cpus[0] == setting.cpus[1] => {
             Some("needs two CPUs".to_owned())
         }
@@ -117,13 +122,14 @@ fn reason_to_skip(setting: &Setting, experiment: &Experiment) -> Option<String> 
 /// One experiment: in each round another way is the first.
 fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, progress: &mut Progress) -> Vec<Row> {
     let mut rows: Vec<Row> = e.measures.iter().map(|m| Row::new(e, m)).collect();
-    for rep in 0..reps {
+    for rep in 0..reps.min(e.most_rounds) {
         for way in e.ways.iter().cycle().skip(rep % e.ways.len()).take(e.ways.len()) {
             progress.step(&format!("{} {} {} {}", section.name, e.name, way.name(), rep + 1));
             match step(setting, e, *way) {
                 Ok(values) => {
                     for row in &mut rows {
-                        let value = values.get(row.measure.key).copied().filter(|v| v.is_finite() && *v > 0.0);
+                        let least = if row.measure.unit == Unit::Count { 0.0 } else { f64::MIN_POSITIVE };
+                        let value = values.get(row.measure.key).copied().filter(|v| v.is_finite() && *v >= least);
                         match value {
                             Some(value) => row.values.add(*way, value),
                             None => row.values.fail(*way, false, format!("no {}", row.measure.key)),
@@ -145,6 +151,9 @@ fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, pro
 /// One way, once. Ours must begin over shared memory and stay there.
 fn step(setting: &Setting, experiment: &Experiment, path: Path) -> Result<Values> {
     let step = Step { context: setting, path, layout: experiment.layout };
+    if !experiment.is_counted {
+        return (experiment.run)(&step);
+    }
     let accel = setting.accel.as_ref().filter(|_| path == Path::Ours);
     let before = accel.map(|accel| accel.report()).transpose()?;
     let values = runner::checked(&step, true, &experiment.run)?;

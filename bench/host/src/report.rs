@@ -169,6 +169,8 @@ pub fn value_text(value: f64, unit: Unit) -> String {
         Unit::Seconds => scaled(1000.0, &["s"]),
         Unit::CpuMicroseconds => scaled(1000.0, &["us", "ms", "s"]),
         Unit::CpuMilliseconds => scaled(1e9, &["ms"]),
+        Unit::Percent => scaled(1e9, &["%"]),
+        Unit::Count => scaled(1000.0, &["", "k", "M"]),
         Unit::Bytes => scaled(1024.0, &["B", "KiB", "MiB", "GiB"]),
     }
 }

@@ -67,6 +67,10 @@ pub enum Unit {
     CpuMicroseconds,
     #[serde(rename = "B")]
     Bytes,
+    #[serde(rename = "%")]
+    Percent,
+    #[serde(rename = "1")]
+    Count,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -11,6 +11,8 @@ use serde::Serialize;
 
 /// Stock, ours over shared memory, and stock again.
 pub const WAYS: &[Path] = &[Path::Stock, Path::Ours, Path::Control];
+/// A row of the bare machine: there is nothing to compare.
+pub const STOCK: &[Path] = &[Path::Stock];
 /// These and a bare queue in shared memory.
 pub const WAYS_AND_QUEUE: &[Path] = &[Path::Stock, Path::Ours, Path::Control, Path::Queue];
 
@@ -98,6 +100,12 @@ pub struct Experiment {
     pub measures: Vec<Measure>,
     /// Programs that it starts.
     pub programs: &'static [&'static str],
+    /// Whether the library's counters must confirm the path. If not, the program confirms it, or no connection is made.
+    pub is_counted: bool,
+    /// Rounds at most, where one takes long.
+    pub most_rounds: usize,
+    /// The reason why it cannot run here.
+    pub skip: Option<String>,
     /// Position on the axis of a curve: the axis and the value.
     pub at: Option<(&'static str, f64)>,
     pub run: Run,
@@ -112,7 +120,9 @@ impl std::fmt::Debug for Experiment {
 impl Experiment {
     pub fn new(name: impl Into<String>, run: impl Fn(&Step) -> Result<Values> + 'static) -> Self {
         let (layout, run) = (Layout::TwoCpus, Box::new(run));
-        Experiment { name: name.into(), layout, ways: WAYS, measures: Vec::new(), programs: &[], at: None, run }
+        let (ways, measures, programs) = (WAYS, Vec::new(), &[][..]);
+        let (name, is_counted, most_rounds, skip, at) = (name.into(), true, usize::MAX, None, None);
+        Experiment { name, layout, ways, measures, programs, is_counted, most_rounds, skip, at, run }
     }
 
     /// One operation of `fastsocket-bench worker`.
@@ -134,6 +144,18 @@ impl Experiment {
 
     pub fn at(self, axis: &'static str, x: f64) -> Self {
         Experiment { at: Some((axis, x)), ..self }
+    }
+
+    pub fn not_counted(self) -> Self {
+        Experiment { is_counted: false, ..self }
+    }
+
+    pub fn most_rounds(self, most_rounds: usize) -> Self {
+        Experiment { most_rounds, ..self }
+    }
+
+    pub fn skip(self, skip: Option<String>) -> Self {
+        Experiment { skip, ..self }
     }
 
     pub fn programs(self, programs: &'static [&'static str]) -> Self {

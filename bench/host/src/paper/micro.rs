@@ -1,18 +1,19 @@
 //! Rows of single operations between two processes.
 
+use super::bare;
 use super::experiment::{bytes_text, Claim, Experiment, Measure, WAYS_AND_QUEUE};
 use crate::runner;
 use crate::scenario::{Layout, Unit};
 use crate::step::{Step, Values};
 use crate::worker::Op;
 use anyhow::Result;
-use fsocket_bench_args::Path;
+use fsocket_bench_args::{Paper as Args, Path};
 
 const SIZES: [usize; 10] = [8, 32, 128, 512, 2 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const AXIS: &str = "bytes of a message";
 
 /// SocksDirect, figure 7.
-pub fn sizes() -> Vec<Experiment> {
+pub fn sizes(_: &Args) -> Vec<Experiment> {
     let text = |times| Claim::Times { low: times, high: times, source: "section 5.2.1" };
     let round_trip = |size: usize| {
         let claim = match size {
@@ -46,13 +47,13 @@ pub fn sizes() -> Vec<Experiment> {
 }
 
 /// SocksDirect, table 2.
-pub fn operations() -> Vec<Experiment> {
+pub fn operations(_: &Args) -> Vec<Experiment> {
     const WAYS: &[Path] = &[Path::Stock, Path::Ours, Path::Control, Path::Queue, Path::Unix];
     let source = "table 2";
     let latency = Claim::Values { linux: 11_000.0, system: 300.0, source };
     let rate = Claim::Values { linux: 0.9e6, system: 22e6, source };
-    let open = Claim::Values { linux: 1_600.0, system: 1_600.0, source: "table 2: Linux only" };
-    vec![
+    let open = Claim::Value { system: 1_600.0, source: "table 2, Linux" };
+    let mut all = vec![
         Experiment::micro("8 bytes", Op::Rtt, 8).ways(WAYS).measures([Measure::lower(
             "mean",
             "round trip",
@@ -67,11 +68,13 @@ pub fn operations() -> Vec<Experiment> {
         .claims(rate)]),
         Experiment::micro("socket and close", Op::Open, 8)
             .measures([Measure::lower("mean", "", Unit::Nanoseconds).claims(open)]),
-    ]
+    ];
+    all.extend(bare::operations());
+    all
 }
 
 /// SocksDirect, table 4.
-pub fn breakdown() -> Vec<Experiment> {
+pub fn breakdown(_: &Args) -> Vec<Experiment> {
     let row = |key, label, linux, system| {
         Measure::lower(key, label, Unit::Nanoseconds).claims(Claim::Values { linux, system, source: "table 4" })
     };
@@ -94,7 +97,7 @@ fn packet_and_kib(step: &Step) -> Result<Values> {
 }
 
 /// SocksDirect, section 4.1.1.
-pub fn take_over() -> Vec<Experiment> {
+pub fn take_over(_: &Args) -> Vec<Experiment> {
     let two = Claim::Value { system: 1.6e6, source: "section 4.1.1" };
     let one = Claim::Value { system: 27e6, source: "section 4.1.1" };
     vec![
@@ -110,7 +113,7 @@ pub fn take_over() -> Vec<Experiment> {
 }
 
 /// SocksDirect, section 6.
-pub fn connections() -> Vec<Experiment> {
+pub fn connections(_: &Args) -> Vec<Experiment> {
     let claim = Claim::Times { low: 20.0, high: 20.0, source: "1.4 M/s, section 6" };
     let row = |name: &str, layout| {
         Experiment::micro(name, Op::Conn, 64)

@@ -76,11 +76,11 @@ fn table(rows: &[Row]) -> String {
     for row in rows {
         for way in row.compared() {
             let value = |path| row.values.median(path).map_or("–".to_owned(), |v| value_text(v, row.values.unit));
-            let beside = row.values.beside_stock(way);
+            let beside = row.values.beside_stock(way).filter(|_| way != Path::Stock);
             let control = row.values.beside_stock(Path::Control);
             let layout = if row.values.layout == Layout::SameCpu { ", one CPU" } else { "" };
             let claim = row.measure.claim.map_or_else(String::new, |c| c.text(row.values.unit, row.values.better));
-            let is_good = matches!(row.verdict(way), Verdict::Above | Verdict::Same);
+            let is_good = matches!(row.verdict(way), Verdict::Above | Verdict::Same | Verdict::Reference);
             let _ = write!(
                 text,
                 "<tr><td>{}{layout}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td class={}>{}",
@@ -88,7 +88,7 @@ fn table(rows: &[Row]) -> String {
                 escape(&claim),
                 way.name(),
                 value(Path::Stock),
-                value(way),
+                if way == Path::Stock { "–".to_owned() } else { value(way) },
                 beside.map_or("–".to_owned(), |b| times_text(b.median)),
                 beside.map_or("–".to_owned(), |b| range_text(&b)),
                 control.map_or("–".to_owned(), |b| range_text(&b)),

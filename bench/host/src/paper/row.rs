@@ -19,6 +19,8 @@ pub struct Row {
 pub enum Verdict {
     /// A step failed, or its connections took another path.
     Failed,
+    /// A row of the bare machine.
+    Reference,
     Above,
     /// Within the range of the control, stock's second run.
     Same,
@@ -41,11 +43,17 @@ impl Row {
         Row { values, measure: measure.clone(), at: experiment.at }
     }
 
-    /// The ways that are compared with stock.
+    /// The ways that are compared with stock; stock itself in a row of the bare machine.
     pub fn compared(&self) -> Vec<Path> {
         let tried =
             |path: &Path| self.values.values.contains_key(path) || self.values.problems.iter().any(|p| p.path == *path);
-        Path::ALL.into_iter().filter(|p| (*p == Path::Ours || p.is_kernel()) && tried(p)).collect()
+        let ways: Vec<Path> =
+            Path::ALL.into_iter().filter(|p| (*p == Path::Ours || p.is_kernel()) && tried(p)).collect();
+        if ways.is_empty() {
+            vec![Path::Stock]
+        } else {
+            ways
+        }
     }
 
     fn has_failed(&self, way: Path) -> bool {
@@ -53,8 +61,13 @@ impl Row {
     }
 
     pub fn verdict(&self, way: Path) -> Verdict {
-        let beside = self.values.beside_stock(way);
-        let Some(beside) = beside.filter(|_| !self.has_failed(way)) else { return Verdict::Failed };
+        if self.has_failed(way) {
+            return Verdict::Failed;
+        }
+        let Some(beside) = self.values.beside_stock(way) else { return self.without_ratio(way) };
+        if way == Path::Stock {
+            return Verdict::Reference;
+        }
         let control = self.values.beside_stock(Path::Control);
         let is_noise = control.is_some_and(|c| c.low <= beside.median && beside.median <= c.high);
         match beside.median {
@@ -62,6 +75,16 @@ impl Row {
             m if m < 1.0 => Verdict::Below,
             _ if is_noise => Verdict::Same,
             _ => Verdict::Above,
+        }
+    }
+
+    /// The verdict where stock or the way has counted none, so that there is no ratio.
+    fn without_ratio(&self, way: Path) -> Verdict {
+        match [Path::Stock, way].map(|p| self.values.median(p)) {
+            [Some(0.0), Some(0.0)] => Verdict::Same,
+            [Some(_), Some(0.0)] => Verdict::Above,
+            [Some(0.0), Some(_)] => Verdict::Below,
+            _ => Verdict::Failed,
         }
     }
 
@@ -74,10 +97,17 @@ impl Row {
             let text = problem.map_or("no value", |p| p.text.as_str());
             return format!("FAILED{}: {text}", if other { ", ANOTHER PATH" } else { "" });
         }
-        let Some(beside) = self.values.beside_stock(way) else { return String::new() };
+        let Some(beside) = self.values.beside_stock(way) else {
+            return if verdict == Verdict::Below {
+                "BELOW STOCK, which has none".to_owned()
+            } else {
+                "none".to_owned()
+            };
+        };
         let control = self.values.beside_stock(Path::Control).map_or_else(String::new, |c| range_text(&c));
         match verdict {
             Verdict::Above => "above stock".to_owned(),
+            Verdict::Reference => "the bare machine".to_owned(),
             Verdict::Same => format!("as stock: the control has {control}"),
             Verdict::BelowWithinControl => format!("BELOW STOCK, within the control's {control}"),
             _ => format!("BELOW STOCK: {} of it; the control has {control}", times_text(beside.median)),
@@ -115,6 +145,21 @@ mod tests {
         assert!(noise.sentence(Path::Ours).starts_with("BELOW STOCK"));
         assert_eq!(row(&[100.0; 3], &[100.5; 3], &[97.0, 101.0, 100.0]).verdict(Path::Ours), Verdict::Same);
         assert_eq!(row(&[100.0; 3], &[300.0; 3], &[97.0, 101.0, 100.0]).verdict(Path::Ours), Verdict::Above);
+    }
+
+    #[test]
+    fn a_row_of_the_bare_machine_is_compared_with_nothing() {
+        let bare = row(&[100.0; 3], &[], &[]);
+        assert_eq!((bare.compared(), bare.verdict(Path::Stock)), (vec![Path::Stock], Verdict::Reference));
+        assert_eq!(bare.sentence(Path::Stock), "the bare machine");
+    }
+
+    #[test]
+    fn none_is_a_result() {
+        assert_eq!(row(&[0.0; 3], &[0.0; 3], &[0.0; 3]).verdict(Path::Ours), Verdict::Same);
+        assert_eq!(row(&[0.0; 3], &[2.0; 3], &[0.0; 3]).verdict(Path::Ours), Verdict::Below);
+        assert_eq!(row(&[0.0; 3], &[2.0; 3], &[0.0; 3]).sentence(Path::Ours), "BELOW STOCK, which has none");
+        assert_eq!(row(&[], &[2.0; 3], &[]).verdict(Path::Ours), Verdict::Failed);
     }
 
     #[test]

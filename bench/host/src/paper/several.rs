@@ -6,12 +6,12 @@ use crate::scenario::{Layout, Unit};
 use crate::step::{Step, Values, READY_LIMIT};
 use crate::worker::{Op, Outcome, OPEN, READY};
 use anyhow::{Context, Result};
-use fsocket_bench_args::{Path, Role};
+use fsocket_bench_args::{Paper as Args, Path, Role};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// SocksDirect, figure 10.
-pub fn pairs() -> Vec<Experiment> {
+pub fn pairs(_: &Args) -> Vec<Experiment> {
     let claim = Claim::Times { low: 20.0, high: 30.0, source: "section 5.2.3" };
     let row = |n: usize| {
         let name = format!("{n} pair{}", if n == 1 { "" } else { "s" });
@@ -65,7 +65,7 @@ fn address(ready: &str) -> Result<&str> {
 }
 
 /// SocksDirect, figure 12.
-pub fn pipeline() -> Vec<Experiment> {
+pub fn pipeline(_: &Args) -> Vec<Experiment> {
     let claim = Claim::Times { low: 20.0, high: 20.0, source: "section 5.3.4, TCP sockets" };
     let row = |n: usize| {
         Experiment::new(format!("{n} function{}", if n == 1 { "" } else { "s" }), move |step| run_pipeline(step, n))

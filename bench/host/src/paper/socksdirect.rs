@@ -35,7 +35,8 @@ fn measured() -> Vec<Section> {
             )
         },
         Section {
-            differs: "Two processes exchange 8 bytes; each has a CPU of its own.",
+            differs: "Two processes exchange 8 bytes; each has a CPU of its own. The rows of the bare machine use two \
+                      threads.",
             ..section(
                 "socksdirect-table-2",
                 "table 2",
@@ -46,8 +47,8 @@ fn measured() -> Vec<Section> {
                     micro::operations,
                     Some(listed(
                         Why::NotMeasuredYet,
-                        "The rows of the bare machine (cache migration, spinlocks, system calls, copied and mapped \
-                         pages, context switches, wake-ups) and those of pipes.",
+                        "Polling, spinlocks, allocation, mapped pages and wake-ups of the bare machine. The rows of the \
+                         card need RDMA.",
                     )),
                 ),
             )

@@ -27,20 +27,21 @@ pub fn print(done: &[Done]) {
 fn line(row: &Row, way: Path) -> Vec<Cell> {
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     let value = |path| row.values.median(path).map_or_else(|| "-".to_owned(), |v| value_text(v, row.values.unit));
-    let beside = row.values.beside_stock(way);
+    let beside = row.values.beside_stock(way).filter(|_| way != Path::Stock);
     let control = row.values.beside_stock(Path::Control);
-    let name = if way == Path::Ours { String::new() } else { format!(" ({})", way.name()) };
+    let name = if way == Path::Ours || way == Path::Stock { String::new() } else { format!(" ({})", way.name()) };
     let paper = row.measure.claim.map_or_else(String::new, |c| c.text(row.values.unit, row.values.better));
     let verdict = Cell::new(row.sentence(way));
     vec![
         Cell::new(format!("  {}{name}", row.values.measure)),
         Cell::new(paper),
         right(value(Path::Stock)),
-        right(value(way)),
+        right(if way == Path::Stock { "-".to_owned() } else { value(way) }),
         right(beside.map_or_else(|| "-".to_owned(), |b| times_text(b.median))),
         right(beside.map_or_else(|| "-".to_owned(), |b| range_text(&b))),
         right(control.map_or_else(|| "-".to_owned(), |b| range_text(&b))),
         match row.verdict(way) {
+            Verdict::Reference => verdict,
             Verdict::Above | Verdict::Same => verdict.fg(Color::Green),
             _ => verdict.fg(Color::Red).add_attribute(Attribute::Bold),
         },

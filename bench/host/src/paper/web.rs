@@ -2,16 +2,20 @@
 
 use super::experiment::{bytes_text, Experiment, Measure};
 use crate::apps::{self, Server};
+use crate::child::Child;
 use crate::scenario::Unit;
 use crate::step::{NotAccelerated, Step, Values};
 use anyhow::{Context, Result};
-use fsocket_bench_args::{Path, Role};
+use fsocket_bench_args::{Paper as Args, Path, Role};
 use std::fs;
 use std::time::Duration;
 
 /// Stock, zones in kernel TCP, shared memory, and stock again.
 const WAYS: &[Path] = &[Path::Stock, Path::KernelServer, Path::Ours, Path::Control];
 const PROGRAMS: &[&str] = &["nginx", "wrk"];
+const CLOSE: &[&str] = &["-H", "Connection: close"];
+/// A load that takes longer to end has failed.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The configuration of an nginx.
 struct Site {
@@ -76,6 +80,8 @@ struct Load<'a> {
     connections: u32,
     think_ms: u32,
     more: &'a [&'a str],
+    /// Instead of 2, and 1 with --quick.
+    seconds: Option<u32>,
     cpu: Option<usize>,
 }
 
@@ -88,23 +94,28 @@ impl Load<'_> {
     }
 
     fn output(&self, step: &Step, port: u16) -> Result<String> {
+        self.start(step, port)?.finish(LIMIT)
+    }
+
+    fn start(&self, step: &Step, port: u16) -> Result<Child> {
         let (threads, connections) = (format!("-t{}", self.threads), format!("-c{}", self.connections));
         let url = format!("http://127.0.0.1:{port}/");
         let script = step.context.dir.join("think.lua").display().to_string();
-        let mut args = vec![threads.as_str(), &connections, if step.context.quick { "-d1s" } else { "-d2s" }];
+        let duration = format!("-d{}s", self.seconds.unwrap_or(if step.context.quick { 1 } else { 2 }));
+        let mut args = vec![threads.as_str(), &connections, &duration];
         if self.think_ms > 0 {
             fs::write(&script, format!("function delay() return {} end\n", self.think_ms))?;
             args.extend(["-s", &script]);
         }
         args.extend(self.more);
         args.push(&url);
-        apps::start_client(step, "wrk", &args, self.cpu)?.finish(Duration::from_secs(20))
+        apps::start_client(step, "wrk", &args, self.cpu)
     }
 }
 
 /// All CPUs, two workers, two threads of wrk.
 fn shared(connections: u32, think_ms: u32) -> Load<'static> {
-    Load { threads: 2, connections, think_ms, more: &[], cpu: None }
+    Load { threads: 2, connections, think_ms, more: &[], seconds: None, cpu: None }
 }
 
 /// Runs `load`; where only servers have the library, some connections must have been accepted from zones.
@@ -135,7 +146,7 @@ fn curve(name: String, axis: &'static str, x: f64, run: impl Fn(&Step) -> Result
 }
 
 /// Affinity-Accept, figure 7.
-pub fn by_requests() -> Vec<Experiment> {
+pub fn by_requests(_: &Args) -> Vec<Experiment> {
     let row = |n: u64| {
         curve(format!("{} a connection,", count(n, "request")), "requests a connection", n as f64, move |step| {
             let server = Site { requests: n, ..Site::new(700) }.start(step)?;
@@ -146,7 +157,7 @@ pub fn by_requests() -> Vec<Experiment> {
 }
 
 /// Affinity-Accept, figure 8. The number of connections grows with the time, so that the server stays busy.
-pub fn by_think_time() -> Vec<Experiment> {
+pub fn by_think_time(_: &Args) -> Vec<Experiment> {
     let row = |(ms, connections): (u32, u32)| {
         curve(format!("{ms} ms, {connections} connections,"), "ms between requests", f64::from(ms), move |step| {
             let server = Site { requests: 6, ..Site::new(700) }.start(step)?;
@@ -157,7 +168,7 @@ pub fn by_think_time() -> Vec<Experiment> {
 }
 
 /// Affinity-Accept, figure 9.
-pub fn by_size() -> Vec<Experiment> {
+pub fn by_size(_: &Args) -> Vec<Experiment> {
     let row = |size: usize| {
         curve(bytes_text(size) + ",", "bytes of a file", size as f64, move |step| {
             let server = Site { requests: 6, ..Site::new(size) }.start(step)?;
@@ -168,8 +179,7 @@ pub fn by_size() -> Vec<Experiment> {
 }
 
 /// Fastsocket, figure 4.
-pub fn by_cores() -> Vec<Experiment> {
-    const CLOSE: &[&str] = &["-H", "Connection: close"];
+pub fn by_cores(_: &Args) -> Vec<Experiment> {
     let measures = || {
         let cpu = Measure::lower("cpu_op", "CPU time", Unit::CpuMicroseconds);
         [Measure::higher("rate", "connections/s", Unit::PerSecond), cpu]
@@ -213,13 +223,63 @@ fn haproxy(step: &Step, origin: u16, threads: u32, cpu: Option<usize>) -> Result
     apps::start_on(step, Role::Server, "haproxy", port, &["-db", "-f", &file], cpu)
 }
 
+/// An origin, haproxy with two threads before it, and a load of it.
+fn proxied<T>(
+    step: &Step,
+    load: Load,
+    then: impl FnOnce(&str) -> Result<T>,
+    meanwhile: impl FnOnce() -> Result<Values>,
+) -> Result<(T, Values)> {
+    let site = Site { name: "origin", role: Role::Backend, workers: 1, ..Site::new(64) };
+    let origin = site.start(step)?;
+    let server = haproxy(step, origin.port, 2, None)?;
+    let client = load.start(step, server.port)?;
+    // Processes have started and opened their connections.
+    std::thread::sleep(Duration::from_millis(300));
+    let values = meanwhile()?;
+    let output = client.finish(LIMIT)?;
+    Ok((then(&output)?, values))
+}
+
+/// Runs `meanwhile` beside a full load. Counts of a second become counts of a thousand connections.
+pub fn haproxy_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
+    zoned(step, || {
+        let load = Load { more: CLOSE, seconds: Some(2), ..shared(64, 0) };
+        let (rate, values) = proxied(step, load, apps::wrk_rate, meanwhile)?;
+        Ok(values.into_iter().map(|(key, value)| (key, value * 1e3 / rate)).collect())
+    })
+}
+
+/// Runs `meanwhile` while 64 clients send a request every 40 ms.
+pub fn haproxy_at_a_rate(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
+    zoned(step, || {
+        let load = Load { more: CLOSE, seconds: Some(2), ..shared(64, 40) };
+        Ok(proxied(step, load, apps::wrk_rate, meanwhile)?.1)
+    })
+}
+
+/// Latencies of an nginx beside `work`: 64 clients think for 20 ms before each request. Seconds of `work`.
+pub fn while_loaded(step: &Step, work: impl FnOnce(&Step) -> Result<f64>) -> Result<Values> {
+    zoned(step, || {
+        let server = Site { requests: 6, ..Site::new(700) }.start(step)?;
+        let load = Load { more: &["--latency"], seconds: Some(600), ..shared(64, 20) };
+        let client = load.start(step, server.port)?;
+        let seconds = work(step)?;
+        // wrk prints its report then.
+        client.interrupt()?;
+        let output = client.finish(LIMIT)?;
+        let at = |name| quantile(&output, name).with_context(|| format!("no latency in: {output}"));
+        Ok(Values::from([("seconds", seconds), ("p50", at("50%")?), ("p90", at("90%")?)]))
+    })
+}
+
 /// The latency of a request through nginx to another nginx: SocksDirect, figure 11.
 pub fn proxy(step: &Step, size: usize) -> Result<Values> {
     let cpu = Some(step.server_cpu());
     let origin = Site { name: "origin", role: Role::Backend, workers: 1, cpu, ..Site::new(size) }.start(step)?;
     let proxy = Site { name: "proxy", workers: 1, cpu, origin: Some(origin.port), ..Site::new(64) }.start(step)?;
     let more = &["--latency"];
-    let load = Load { threads: 1, connections: 1, think_ms: 0, more, cpu: Some(step.client_cpu()) };
+    let load = Load { threads: 1, more, cpu: Some(step.client_cpu()), ..shared(1, 0) };
     let output = load.output(step, proxy.port)?;
     // Also checks the answers.
     apps::wrk_rate(&output)?;
