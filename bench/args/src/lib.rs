@@ -211,7 +211,7 @@ pub struct Shapes {
 ///
 /// Each figure and table of SocksDirect, Fastsocket and Affinity-Accept is measured here, or listed with the reason
 /// why this machine cannot measure it. Writes paper.html and paper.json, and prints a table. About 20 minutes, with
-/// --quick 6. Exit status: 1 if a measurement failed or took another path, else 0.
+/// --quick 9. Exit status: 1 if a measurement failed or took another path, else 0.
 #[derive(Debug, Args)]
 pub struct Paper {
     /// Shorter measurements, three rounds

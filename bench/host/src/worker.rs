@@ -3,11 +3,12 @@
 //! kernel or in the library is decided by `LD_PRELOAD` alone.
 
 mod args;
-mod futex;
+pub mod futex;
 pub mod link;
 mod ops;
 mod samples;
 mod simple;
+mod stage;
 mod turns;
 
 pub use args::{Op, Outcome, Role, Transport, Worker, OPEN, READY};
@@ -31,6 +32,12 @@ fn work(args: &Worker) -> std::io::Result<()> {
         crate::child::pin_self(cpu)?;
     }
     raise_descriptor_limit();
+    match args.op {
+        Op::Pump => return stage::pump(args),
+        Op::Filter => return stage::pass(&mut stage::Standard, &mut stage::Standard, args).map(drop),
+        Op::Drain => return print_outcome(&stage::drain(args)?),
+        _ => {}
+    }
     let path = PathBuf::from(&args.addr);
     match (args.role, args.transport) {
         (Role::Server, Transport::Queue) => {
@@ -58,7 +65,7 @@ fn work(args: &Worker) -> std::io::Result<()> {
             match args.op {
                 Op::Conn => ops::serve_connections(&listener),
                 Op::Idle => ops::serve_idle(&listener, args.max_ops),
-                Op::Stage => simple::stage(&listener, args),
+                Op::Stage => stage::stage(&listener, args),
                 _ => ops::serve(&mut listener.accept()?, args),
             }
         }
@@ -67,7 +74,9 @@ fn work(args: &Worker) -> std::io::Result<()> {
             match args.op {
                 Op::Conn => print_outcome(&ops::connections(unix, args)?),
                 Op::Idle => ops::idle(unix, args),
-                Op::Turns | Op::TurnsRate => print_outcome(&turns::measure(Socket::connect(unix, &args.addr)?, args)?),
+                Op::Turns | Op::TurnsRate | Op::BothRate => {
+                    print_outcome(&turns::measure(Socket::connect(unix, &args.addr)?, args)?)
+                }
                 Op::Fcntl | Op::Open => print_outcome(&simple::calls(Socket::connect(unix, &args.addr)?, args)?),
                 Op::Redis => print_outcome(&simple::redis(&mut Socket::connect(unix, &args.addr)?, args)?),
                 _ => {

@@ -4,10 +4,12 @@ use super::experiment::{Claim, Experiment, Measure, STOCK};
 use crate::child::pin_self;
 use crate::scenario::Unit;
 use crate::step::{Step, Values};
+use crate::worker::futex::futex;
 use anyhow::{anyhow, Result};
+use rustix::mm::{mmap, MapFlags, ProtFlags};
 use std::hint::black_box;
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// SocksDirect, table 2: its rows that need neither a card nor another kernel.
@@ -25,7 +27,13 @@ pub fn operations() -> Vec<Experiment> {
         row("copy of 4 KiB", 0.4, |step| on(step.client_cpu(), || copy(4 << 10))),
         row("copy of 128 KiB", 13.0, |step| on(step.client_cpu(), || copy(128 << 10))),
         row("cooperative switch of threads", 0.52, switch),
+        row("wake-up of another core", 2.8, wake_up),
         row("pipe, round trip", 8.0, pipe),
+        row("spinlock, no contention", 0.10, |step| on(step.client_cpu(), spinlock)),
+        row("poll of 32 empty queues", 0.04, |step| on(step.client_cpu(), poll_queues)),
+        row("allocation of a buffer", 0.13, |step| on(step.client_cpu(), allocate)),
+        row("mapping of 4 KiB", 0.78, |step| on(step.client_cpu(), || map(4 << 10))?),
+        row("mapping of 128 KiB", 1.2, |step| on(step.client_cpu(), || map(128 << 10))?),
     ]
 }
 
@@ -116,6 +124,74 @@ fn switch(step: &Step) -> Result<f64> {
         started.elapsed().as_secs_f64() * 1e9 / (2 * TURNS) as f64
     };
     both([step.client_cpu(); 2], first, || run(1, TURNS))
+}
+
+/// Half a round trip of two threads that sleep on a futex, on two CPUs.
+fn wake_up(step: &Step) -> Result<f64> {
+    const TURNS: u64 = 5_000;
+    let words = [AtomicU32::new(0), AtomicU32::new(0)];
+    let wait = |word: &AtomicU32, n: u32| {
+        while word.load(Ordering::Acquire) != n {
+            futex(word, libc::FUTEX_WAIT, n - 1);
+        }
+    };
+    let set = |word: &AtomicU32, n: u32| {
+        word.store(n, Ordering::Release);
+        futex(word, libc::FUTEX_WAKE, 1);
+    };
+    let ask = || {
+        let mut n = 0;
+        each(TURNS, || {
+            n += 1;
+            set(&words[0], n);
+            wait(&words[1], n);
+        })
+    };
+    let answer = || {
+        for n in 1..=(TURNS + TURNS / 10) as u32 {
+            wait(&words[0], n);
+            set(&words[1], n);
+        }
+    };
+    Ok(both([step.client_cpu(), step.server_cpu()], ask, answer)? / 2.0)
+}
+
+fn spinlock() -> f64 {
+    let lock = AtomicU32::new(0);
+    each(1_000_000, || {
+        while lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {}
+        lock.store(0, Ordering::Release);
+    })
+}
+
+/// Looks at a word of each of 32 queues, on lines of their own.
+fn poll_queues() -> f64 {
+    let queues: Vec<[AtomicU64; 16]> = (0..32).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
+    each(200_000, || {
+        black_box(queues.iter().filter(|q| q[0].load(Ordering::Acquire) != 0).count());
+    })
+}
+
+fn allocate() -> f64 {
+    each(500_000, || drop(black_box(Vec::<u8>::with_capacity(2048))))
+}
+
+/// Maps `size` bytes of shared memory, with their pages, over others.
+fn map(size: usize) -> Result<f64> {
+    let file = rustix::fs::memfd_create("fastsocket-bench", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, size as u64)?;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED | MapFlags::POPULATE, &file, 0)? };
+    let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+    let ns = each(5_000, || {
+        // SAFETY: only this function's own mapping is replaced, and nothing refers to it.
+        let again = unsafe { mmap(at, size, prot, flags, &file, 0) };
+        assert!(again.is_ok_and(|again| again == at));
+    });
+    // SAFETY: this function's own mapping.
+    unsafe { rustix::mm::munmap(at, size)? };
+    Ok(ns)
 }
 
 /// 8 bytes through a pipe and back, between two CPUs.

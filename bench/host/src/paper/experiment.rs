@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// Stock, ours over shared memory, and stock again.
 pub const WAYS: &[Path] = &[Path::Stock, Path::Ours, Path::Control];
-/// A row of the bare machine: there is nothing to compare.
+/// A row of the bare machine or of pipes: there is nothing to compare.
 pub const STOCK: &[Path] = &[Path::Stock];
 /// These and a bare queue in shared memory.
 pub const WAYS_AND_QUEUE: &[Path] = &[Path::Stock, Path::Ours, Path::Control, Path::Queue];

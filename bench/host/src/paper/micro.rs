@@ -1,7 +1,7 @@
 //! Rows of single operations between two processes.
 
-use super::bare;
 use super::experiment::{bytes_text, Claim, Experiment, Measure, WAYS_AND_QUEUE};
+use super::{bare, several};
 use crate::runner;
 use crate::scenario::{Layout, Unit};
 use crate::step::{Step, Values};
@@ -98,17 +98,14 @@ fn packet_and_kib(step: &Step) -> Result<Values> {
 
 /// SocksDirect, section 4.1.1.
 pub fn take_over(_: &Args) -> Vec<Experiment> {
-    let two = Claim::Value { system: 1.6e6, source: "section 4.1.1" };
-    let one = Claim::Value { system: 27e6, source: "section 4.1.1" };
+    let rate = |system| {
+        let claim = Claim::Value { system, source: "section 4.1.1" };
+        [Measure::higher("rate", "", Unit::PerSecond).claims(claim)]
+    };
     vec![
-        Experiment::micro("two senders in turns", Op::TurnsRate, 8).measures([Measure::higher(
-            "rate",
-            "",
-            Unit::PerSecond,
-        )
-        .claims(two)]),
-        Experiment::micro("one sender", Op::Rate, 8)
-            .measures([Measure::higher("rate", "", Unit::PerSecond).claims(one)]),
+        Experiment::micro("two senders in turns", Op::TurnsRate, 8).measures(rate(1.6e6)),
+        Experiment::new("two senders at once", several::two_senders).measures(rate(1.6e6)),
+        Experiment::micro("one sender", Op::Rate, 8).measures(rate(27e6)),
     ]
 }
 

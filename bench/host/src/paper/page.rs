@@ -125,11 +125,12 @@ fn chart(axis: &str, label: &str, rows: &[&Row]) -> Result<String> {
         .into_iter()
         .filter(|p| *p != Path::Control && rows.iter().any(|r| r.values.median(*p).is_some()))
         .collect();
-    let points = |way: Path| rows.iter().filter_map(move |r| Some((r.at?.1, r.values.median(way)?)));
-    let all = || ways.iter().flat_map(|way| points(*way));
-    let range = |values: &mut dyn Iterator<Item = f64>| {
-        values.filter(|v| *v > 0.0).fold((f64::MAX, 0.0f64), |(l, h), v| (l.min(v), h.max(v)))
+    let points = |way: Path| {
+        rows.iter().filter_map(move |r| Some((r.at?.1, r.values.median(way)?))).filter(|(x, y)| *x > 0.0 && *y > 0.0)
     };
+    let all = || ways.iter().flat_map(|way| points(*way));
+    let range =
+        |values: &mut dyn Iterator<Item = f64>| values.fold((f64::MAX, 0.0f64), |(l, h), v| (l.min(v), h.max(v)));
     let ((left, right), (low, high)) = (range(&mut all().map(|p| p.0)), range(&mut all().map(|p| p.1)));
     if high == 0.0 || right == 0.0 {
         return Ok(String::new());
@@ -146,11 +147,15 @@ fn chart(axis: &str, label: &str, rows: &[&Row]) -> Result<String> {
             .x_label_area_size(38)
             .y_label_area_size(75)
             // Room for the legend at the right.
-            .build_cartesian_2d((left / 1.2..right * 3.0).log_scale(), (low / 1.5..high * 1.5).log_scale())
+            .build_cartesian_2d(
+                (left / 1.1..right * (right / left).powf(0.2)).log_scale(),
+                (low / 1.5..high * 1.5).log_scale(),
+            )
             .map_err(|e| failed(&e))?;
         chart
             .configure_mesh()
             .x_desc(axis)
+            .x_label_formatter(&|x| format!("{x:.0}"))
             .y_label_formatter(&|v| value_text(*v, unit))
             .draw()
             .map_err(|e| failed(&e))?;

@@ -82,12 +82,19 @@ pub fn proxies(_: &Args) -> Vec<Experiment> {
             1048576 => Some(Claim::Times { low: 20.0, high: 20.0, source: "section 5.3.1, up to" }),
             _ => None,
         };
-        Experiment::new(format!("nginx, {}", bytes_text(size)), move |step| web::proxy(step, size))
+        Experiment::new(format!("nginx, {},", bytes_text(size)), move |step| web::proxy(step, web::Front::Nginx, size))
             .at("bytes of an answer", size as f64)
             .programs(&["nginx", "wrk"])
             .measures([Measure::lower("p50", "latency", Unit::Nanoseconds).claims(claim)])
     };
-    SIZES.map(row).into()
+    let haproxy = |size: usize| {
+        Experiment::new(format!("haproxy, {},", bytes_text(size)), move |step| {
+            web::proxy(step, web::Front::Haproxy { splice: false }, size)
+        })
+        .programs(&["nginx", "haproxy", "wrk"])
+        .measures([Measure::lower("p50", "latency", Unit::Nanoseconds)])
+    };
+    SIZES.map(row).into_iter().chain([64, 64 << 10, 1 << 20].map(haproxy)).collect()
 }
 
 /// SocksDirect, section 5.3.3.

@@ -19,7 +19,7 @@ pub struct Row {
 pub enum Verdict {
     /// A step failed, or its connections took another path.
     Failed,
-    /// A row of the bare machine.
+    /// A row of stock alone.
     Reference,
     Above,
     /// Within the range of the control, stock's second run.
@@ -43,7 +43,7 @@ impl Row {
         Row { values, measure: measure.clone(), at: experiment.at }
     }
 
-    /// The ways that are compared with stock; stock itself in a row of the bare machine.
+    /// The ways that are compared with stock; stock itself in a row of stock alone.
     pub fn compared(&self) -> Vec<Path> {
         let tried =
             |path: &Path| self.values.values.contains_key(path) || self.values.problems.iter().any(|p| p.path == *path);
@@ -107,7 +107,7 @@ impl Row {
         let control = self.values.beside_stock(Path::Control).map_or_else(String::new, |c| range_text(&c));
         match verdict {
             Verdict::Above => "above stock".to_owned(),
-            Verdict::Reference => "the bare machine".to_owned(),
+            Verdict::Reference => "stock alone".to_owned(),
             Verdict::Same => format!("as stock: the control has {control}"),
             Verdict::BelowWithinControl => format!("BELOW STOCK, within the control's {control}"),
             _ => format!("BELOW STOCK: {} of it; the control has {control}", times_text(beside.median)),
@@ -148,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_the_bare_machine_is_compared_with_nothing() {
+    fn a_row_of_stock_alone_is_compared_with_nothing() {
         let bare = row(&[100.0; 3], &[], &[]);
         assert_eq!((bare.compared(), bare.verdict(Path::Stock)), (vec![Path::Stock], Verdict::Reference));
-        assert_eq!(bare.sentence(Path::Stock), "the bare machine");
+        assert_eq!(bare.sentence(Path::Stock), "stock alone");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rows of several processes: pairs on one CPU, and a pipeline.
 
-use super::experiment::{Claim, Experiment, Measure, WAYS_AND_QUEUE};
+use super::experiment::{Claim, Experiment, Measure, STOCK, WAYS_AND_QUEUE};
 use crate::child::Child;
 use crate::scenario::{Layout, Unit};
 use crate::step::{Step, Values, READY_LIMIT};
@@ -64,15 +64,51 @@ fn address(ready: &str) -> Result<&str> {
     ready.strip_prefix(READY).context("the server says something else")
 }
 
+/// Messages of 8 bytes a second by two threads that send on one socket whenever they run.
+pub fn two_senders(step: &Step) -> Result<Values> {
+    let mut server = Child::spawn(command(step, Role::Server, Op::BothRate, ""), Some(step.server_cpu()))?;
+    let ready = server.line(READY_LIMIT)?;
+    let mut client = command(step, Role::Client, Op::BothRate, address(&ready)?);
+    client.args(["--secs", &step.seconds().to_string()]);
+    let output = Child::spawn(client, None)?.finish(Duration::from_secs_f64(step.seconds() * 3.0) + READY_LIMIT)?;
+    server.finish(READY_LIMIT)?;
+    let outcome: Outcome = serde_json::from_str(output.trim()).context("the client says something else")?;
+    Ok(Values::from([("rate", outcome.ops as f64 / outcome.seconds)]))
+}
+
 /// SocksDirect, figure 12.
 pub fn pipeline(_: &Args) -> Vec<Experiment> {
     let claim = Claim::Times { low: 20.0, high: 20.0, source: "section 5.3.4, TCP sockets" };
     let row = |n: usize| {
-        Experiment::new(format!("{n} function{}", if n == 1 { "" } else { "s" }), move |step| run_pipeline(step, n))
+        Experiment::new(functions(n), move |step| run_pipeline(step, n))
             .at("network functions", n as f64)
             .measures([Measure::higher("rate", "packets/s", Unit::PerSecond).claims(claim)])
     };
-    [1, 2, 4].map(row).into()
+    let pipes = |n: usize| {
+        Experiment::new(functions(n) + ", pipes", move |step| run_pipes(step, n))
+            .ways(STOCK)
+            .not_counted()
+            .measures([Measure::higher("rate", "packets/s", Unit::PerSecond)])
+    };
+    [1, 2, 4].map(row).into_iter().chain([1, 2, 4].map(pipes)).collect()
+}
+
+fn functions(n: usize) -> String {
+    format!("{n} function{}", if n == 1 { "" } else { "s" })
+}
+
+/// Packets a second through `n` filters between pipes.
+fn run_pipes(step: &Step, n: usize) -> Result<Values> {
+    let own = step.context.own.display().to_string();
+    let part = |op| format!("'{own}' worker --role client --transport tcp --size {PACKET} --op {op}");
+    let mut parts = vec![format!("{} --secs {}", part("pump"), step.seconds())];
+    parts.extend((0..n).map(|_| part("filter")));
+    parts.push(part("drain"));
+    let mut command = step.command(Role::Client, "sh");
+    command.args(["-c", &parts.join(" | ")]);
+    let output = Child::spawn(command, None)?.finish(Duration::from_secs_f64(step.seconds() * 10.0) + READY_LIMIT)?;
+    let outcome: Outcome = serde_json::from_str(output.trim()).context("the sink says something else")?;
+    Ok(Values::from([("rate", outcome.ops as f64 / outcome.seconds)]))
 }
 
 /// Bytes of a packet, as in the paper.

@@ -45,11 +45,7 @@ fn measured() -> Vec<Section> {
                  TCP inside a host 11 us and 0.9 M/s. Opening a socket takes 1.6 us.",
                 Kind::Measured(
                     micro::operations,
-                    Some(listed(
-                        Why::NotMeasuredYet,
-                        "Polling, spinlocks, allocation, mapped pages and wake-ups of the bare machine. The rows of the \
-                         card need RDMA.",
-                    )),
+                    Some(listed(Why::Rdma, "The rows between hosts and of the card.").by("make test-rdma-hosts")),
                 ),
             )
         },
@@ -82,8 +78,9 @@ fn measured() -> Vec<Section> {
             )
         },
         Section {
-            differs: "Two threads of one process, on one CPU, send in strict turns, so each message of 8 bytes includes \
-                      a take-over and a switch of threads. Ours takes over without the monitor.",
+            differs: "Two threads of one process send messages of 8 bytes. In turns, on one CPU, each message includes a \
+                      take-over and a switch of threads. At once, the scheduler places the threads, and the receiver \
+                      has one of the two CPUs. Ours takes over without the monitor.",
             ..section(
                 "socksdirect-4.1.1",
                 "section 4.1.1",
@@ -110,13 +107,14 @@ fn measured() -> Vec<Section> {
             ..section(
                 "socksdirect-fig-11",
                 "figure 11",
-                "nginx as a proxy by size of the answer",
+                "a proxy by size of the answer",
                 "Latency falls to 1/5.5 of Linux's for small answers, and to 1/20 for large ones.",
                 Kind::Measured(
                     programs::proxies,
                     Some(listed(
                         Why::NotMeasuredYet,
-                        "The three programs in network namespaces of their own; haproxy with splice.",
+                        "The three programs in network namespaces of their own; haproxy with splice, which leaves \
+                         shared memory today.",
                     )),
                 ),
             )
@@ -151,7 +149,8 @@ fn measured() -> Vec<Section> {
         },
         Section {
             differs: "Each function is a process that receives 64 bytes, counts them and sends them on, over sockets \
-                      with descriptors above 2. The processes are not pinned.",
+                      with descriptors above 2, or from standard input to standard output over pipes. The processes \
+                      are not pinned.",
             ..section(
                 "socksdirect-fig-12",
                 "figure 12",
@@ -161,7 +160,7 @@ fn measured() -> Vec<Section> {
                     several::pipeline,
                     Some(listed(
                         Why::NotMeasuredYet,
-                        "Sockets as standard input and output, which stay in the kernel; pipes as the other side.",
+                        "Sockets as standard input and output, which stay in the kernel.",
                     )),
                 ),
             )

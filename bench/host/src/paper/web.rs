@@ -80,8 +80,7 @@ struct Load<'a> {
     connections: u32,
     think_ms: u32,
     more: &'a [&'a str],
-    /// Instead of 2, and 1 with --quick.
-    seconds: Option<u32>,
+    seconds: u32,
     cpu: Option<usize>,
 }
 
@@ -101,7 +100,7 @@ impl Load<'_> {
         let (threads, connections) = (format!("-t{}", self.threads), format!("-c{}", self.connections));
         let url = format!("http://127.0.0.1:{port}/");
         let script = step.context.dir.join("think.lua").display().to_string();
-        let duration = format!("-d{}s", self.seconds.unwrap_or(if step.context.quick { 1 } else { 2 }));
+        let duration = format!("-d{}s", self.seconds);
         let mut args = vec![threads.as_str(), &connections, &duration];
         if self.think_ms > 0 {
             fs::write(&script, format!("function delay() return {} end\n", self.think_ms))?;
@@ -115,7 +114,7 @@ impl Load<'_> {
 
 /// All CPUs, two workers, two threads of wrk.
 fn shared(connections: u32, think_ms: u32) -> Load<'static> {
-    Load { threads: 2, connections, think_ms, more: &[], seconds: None, cpu: None }
+    Load { threads: 2, connections, think_ms, more: &[], seconds: 1, cpu: None }
 }
 
 /// Runs `load`; where only servers have the library, some connections must have been accepted from zones.
@@ -199,7 +198,7 @@ pub fn by_cores(_: &Args) -> Vec<Experiment> {
             let client = one.then(|| step.client_cpu());
             let site = Site { name: "origin", role: Role::Backend, workers: 1, cpu: client, ..Site::new(64) };
             let origin = site.start(step)?;
-            let server = haproxy(step, origin.port, threads, one.then(|| step.server_cpu()))?;
+            let server = haproxy(step, origin.port, threads, "httpclose", one.then(|| step.server_cpu()))?;
             Load { more: CLOSE, cpu: client, ..shared(64, 0) }.run(step, server.port)
         };
         curve(format!("haproxy, {},", count(threads, "thread")), "threads", f64::from(threads), run)
@@ -209,16 +208,16 @@ pub fn by_cores(_: &Args) -> Vec<Experiment> {
     vec![nginx(1), nginx(2), haproxy(1), haproxy(2)]
 }
 
-/// haproxy in HTTP mode with a connection to its server for each request.
-fn haproxy(step: &Step, origin: u16, threads: u32, cpu: Option<usize>) -> Result<Server> {
+/// haproxy in HTTP mode.
+fn haproxy(step: &Step, origin: u16, threads: u32, option: &str, cpu: Option<usize>) -> Result<Server> {
     let port = apps::free_port()?;
     let configuration = format!(
         "global\n  maxconn 4096\n  nbthread {threads}\n\
-         defaults\n  mode http\n  option httpclose\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
+         defaults\n  mode http\n  option {option}\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
          frontend f\n  bind 127.0.0.1:{port}\n  default_backend b\n\
          backend b\n  server s 127.0.0.1:{origin}\n"
     );
-    let file = step.context.dir.join("haproxy-close.cfg").display().to_string();
+    let file = step.context.dir.join("haproxy.cfg").display().to_string();
     fs::write(&file, configuration)?;
     apps::start_on(step, Role::Server, "haproxy", port, &["-db", "-f", &file], cpu)
 }
@@ -232,7 +231,7 @@ fn proxied<T>(
 ) -> Result<(T, Values)> {
     let site = Site { name: "origin", role: Role::Backend, workers: 1, ..Site::new(64) };
     let origin = site.start(step)?;
-    let server = haproxy(step, origin.port, 2, None)?;
+    let server = haproxy(step, origin.port, 2, "httpclose", None)?;
     let client = load.start(step, server.port)?;
     // Processes have started and opened their connections.
     std::thread::sleep(Duration::from_millis(300));
@@ -244,7 +243,7 @@ fn proxied<T>(
 /// Runs `meanwhile` beside a full load. Counts of a second become counts of a thousand connections.
 pub fn haproxy_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
     zoned(step, || {
-        let load = Load { more: CLOSE, seconds: Some(2), ..shared(64, 0) };
+        let load = Load { more: CLOSE, seconds: 2, ..shared(64, 0) };
         let (rate, values) = proxied(step, load, apps::wrk_rate, meanwhile)?;
         Ok(values.into_iter().map(|(key, value)| (key, value * 1e3 / rate)).collect())
     })
@@ -253,7 +252,7 @@ pub fn haproxy_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values
 /// Runs `meanwhile` while 64 clients send a request every 40 ms.
 pub fn haproxy_at_a_rate(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
     zoned(step, || {
-        let load = Load { more: CLOSE, seconds: Some(2), ..shared(64, 40) };
+        let load = Load { more: CLOSE, seconds: 2, ..shared(64, 40) };
         Ok(proxied(step, load, apps::wrk_rate, meanwhile)?.1)
     })
 }
@@ -262,7 +261,7 @@ pub fn haproxy_at_a_rate(step: &Step, meanwhile: impl FnOnce() -> Result<Values>
 pub fn while_loaded(step: &Step, work: impl FnOnce(&Step) -> Result<f64>) -> Result<Values> {
     zoned(step, || {
         let server = Site { requests: 6, ..Site::new(700) }.start(step)?;
-        let load = Load { more: &["--latency"], seconds: Some(600), ..shared(64, 20) };
+        let load = Load { more: &["--latency"], seconds: 600, ..shared(64, 20) };
         let client = load.start(step, server.port)?;
         let seconds = work(step)?;
         // wrk prints its report then.
@@ -273,11 +272,26 @@ pub fn while_loaded(step: &Step, work: impl FnOnce(&Step) -> Result<f64>) -> Res
     })
 }
 
-/// The latency of a request through nginx to another nginx: SocksDirect, figure 11.
-pub fn proxy(step: &Step, size: usize) -> Result<Values> {
+/// A proxy of SocksDirect's figure 11.
+#[derive(Debug, Clone, Copy)]
+pub enum Front {
+    Nginx,
+    Haproxy { splice: bool },
+}
+
+/// The latency of a request through a proxy to an nginx: SocksDirect, figure 11.
+pub fn proxy(step: &Step, front: Front, size: usize) -> Result<Values> {
     let cpu = Some(step.server_cpu());
     let origin = Site { name: "origin", role: Role::Backend, workers: 1, cpu, ..Site::new(size) }.start(step)?;
-    let proxy = Site { name: "proxy", workers: 1, cpu, origin: Some(origin.port), ..Site::new(64) }.start(step)?;
+    let proxy = match front {
+        Front::Nginx => {
+            Site { name: "proxy", workers: 1, cpu, origin: Some(origin.port), ..Site::new(64) }.start(step)?
+        }
+        Front::Haproxy { splice } => {
+            let option = if splice { "splice-response" } else { "http-keep-alive" };
+            haproxy(step, origin.port, 1, option, cpu)?
+        }
+    };
     let more = &["--latency"];
     let load = Load { threads: 1, more, cpu: Some(step.client_cpu()), ..shared(1, 0) };
     let output = load.output(step, proxy.port)?;

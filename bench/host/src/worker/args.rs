@@ -31,6 +31,8 @@ pub enum Op {
     Turns,
     /// One way, by two threads in turns.
     TurnsRate,
+    /// One way, by two threads at once.
+    BothRate,
     /// Connect, 64 bytes each way, close.
     Conn,
     /// Open connections, 64 bytes each way once, then wait.
@@ -43,6 +45,12 @@ pub enum Op {
     Redis,
     /// One step of a pipeline: takes messages of `size`, counts them, and sends them to `next`.
     Stage,
+    /// Messages to standard output, for a while.
+    Pump,
+    /// Messages from standard input, counted, to standard output.
+    Filter,
+    /// Messages from standard input, counted.
+    Drain,
 }
 
 #[derive(Debug, Args)]
@@ -67,6 +75,9 @@ pub struct Worker {
     /// Port of the next stage
     #[arg(long)]
     pub next: Option<String>,
+    /// A stage's connections become standard input and output
+    #[arg(long)]
+    pub stdio: bool,
     /// Connect, say so, and wait for a line of input
     #[arg(long)]
     pub gate: bool,

@@ -64,7 +64,8 @@ impl Pair {
     }
 }
 
-fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
+/// Waits while `word` has the value, or wakes so many.
+pub fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
     let no_limit = std::ptr::null::<libc::timespec>();
     // SAFETY: the word lives through the call. A wait that ends early is repeated by the caller.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, no_limit) };

@@ -113,6 +113,12 @@ impl Socket {
         check(unsafe { libc::fcntl(self.0, libc::F_GETFL) })
     }
 
+    /// Makes `number` another descriptor of the connection.
+    pub fn place(&self, number: libc::c_int) -> io::Result<()> {
+        // SAFETY: no pointers.
+        check(unsafe { libc::dup2(self.0, number) }).map(drop)
+    }
+
     /// Makes a TCP socket and closes it.
     pub fn open() -> io::Result<()> {
         Socket::new(libc::AF_INET).map(drop)

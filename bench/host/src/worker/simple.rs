@@ -1,7 +1,7 @@
-//! Single calls, a redis client, and a stage of a pipeline.
+//! Single calls, and a redis client.
 
 use super::args::{Op, Outcome, Worker};
-use super::link::{Link, Listener, Socket};
+use super::link::{Link, Socket};
 use super::samples::Samples;
 use std::io;
 use std::time::{Duration, Instant};
@@ -62,27 +62,4 @@ pub fn redis(socket: &mut Socket, args: &Worker) -> io::Result<Outcome> {
         samples.lap();
     }
     Ok(samples.outcome())
-}
-
-/// Takes messages one by one from the connection that it accepts, counts them by their first byte, and sends each one
-/// to the next stage. At the end, the last stage's total goes back.
-pub fn stage(listener: &Listener, args: &Worker) -> io::Result<()> {
-    let mut from = listener.accept()?;
-    let next = args.next.as_deref().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut to = Socket::connect(false, next)?;
-    let mut message = vec![0; args.size];
-    let mut counters = [0u64; 256];
-    while from.recv_all(&mut message)? {
-        counters[usize::from(message[0])] += 1;
-        to.send(&message)?;
-    }
-    to.finish()?;
-    let mut total = [0; 8];
-    to.recv_all(&mut total)?;
-    if u64::from_ne_bytes(total) != counters.iter().sum::<u64>() * args.size as u64 {
-        return Err(io::Error::other("not all messages arrived"));
-    }
-    from.send(&total)?;
-    // The earlier stage closes first.
-    from.recv(&mut total).map(drop)
 }

@@ -1,5 +1,4 @@
-//! Two threads that use one socket in strict turns: what taking a socket over
-//! costs. The socket changes hands at every message.
+//! Two threads that use one socket: in strict turns, so that it changes hands at every message, or at once.
 
 use super::args::{Op, Outcome, Worker};
 use super::link::{Link, Socket};
@@ -14,6 +13,8 @@ const BURST: u32 = 64;
 /// pinned: the one that has to wait lets the other run at once, and a turn costs
 /// a switch of threads, on either path.
 struct Baton {
+    /// Both may send at any time.
+    is_free: bool,
     turn: AtomicU32,
     stop: AtomicBool,
 }
@@ -21,7 +22,7 @@ struct Baton {
 impl Baton {
     /// False: no more turns.
     fn wait(&self, me: u32) -> bool {
-        while self.turn.load(Ordering::Acquire) != me {
+        while !self.is_free && self.turn.load(Ordering::Acquire) != me {
             std::thread::yield_now();
         }
         !self.stop.load(Ordering::Relaxed)
@@ -32,10 +33,11 @@ impl Baton {
     }
 }
 
-/// The client's side of `turns` and `turns-rate`.
+/// The client's side of `turns`, `turns-rate` and `both-rate`.
 pub fn measure(socket: Socket, args: &Worker) -> io::Result<Outcome> {
     socket.no_delay();
-    let baton = Baton { turn: AtomicU32::new(0), stop: AtomicBool::new(false) };
+    let is_free = args.op == Op::BothRate;
+    let baton = Baton { is_free, turn: AtomicU32::new(0), stop: AtomicBool::new(false) };
     let started = Instant::now();
     let mine = |me: u32| -> io::Result<u64> {
         // SAFETY: `socket` outlives both threads, and closes it once.
@@ -53,7 +55,7 @@ pub fn measure(socket: Socket, args: &Worker) -> io::Result<Outcome> {
     let ops = a? + b.map_err(|_| io::Error::other("a thread panicked"))??;
     let mut socket = socket;
     socket.finish()?;
-    if args.op == Op::TurnsRate {
+    if args.op != Op::Turns {
         let mut total = [0; 8];
         if !socket.recv_all(&mut total)? || u64::from_ne_bytes(total) != ops * args.size as u64 {
             return Err(io::Error::other("not all bytes arrived"));

@@ -1,4 +1,4 @@
-//! `fastsocket bench shapes` runs, over shared memory and in the kernel, and says what it measured. (How fast that is,
+//! `fastsocket bench shapes` and `bench paper` run, over shared memory and in the kernel, and say what they measured. (How fast that is,
 //! a loaded machine cannot say.)
 
 use fsocket_testkit::host::Stock;
@@ -34,4 +34,42 @@ fn shapes() {
     for way in shapes.iter().flat_map(|s| s["samples"].as_array().unwrap()) {
         assert!(way[1][0]["rate"].as_f64().unwrap() > 0.0 && way[1][0]["cpu_us"].as_f64().unwrap() > 0.0, "{way}");
     }
+}
+
+#[test]
+fn paper() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: it measures stock and ours itself");
+    }
+    let host = Host::new();
+    // (`fastsocket` hands over to it.)
+    artifacts::bench();
+    let json = host.file("paper.json", "");
+    let mut command = host.command(Stock, artifacts::cli());
+    command.args([
+        "bench",
+        "paper",
+        "--quick",
+        "--reps",
+        "1",
+        "--only",
+        "socksdirect-4.1.1,socksdirect-6,socksdirect-fig-8",
+    ]);
+    command.arg("--out").arg(json.parent().unwrap());
+    command.arg("--library").arg(artifacts::library()).arg("--monitor").arg(artifacts::monitor());
+    // It exits with 1 if a row failed or took another path.
+    let done = Proc::spawn(host.logs(), "paper", command).finish(Duration::from_secs(60)).success();
+    let page: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let sections = page["sections"].as_array().unwrap();
+    assert_eq!(sections.len(), 3, "{}", done.stdout);
+    for row in sections.iter().flat_map(|s| s["rows"].as_array().unwrap()) {
+        let median = |way: &str| row["medians"][way].as_f64().unwrap();
+        assert!(median("stock") > 0.0 && median("ours") > 0.0 && median("control") > 0.0, "{row}");
+    }
+    // A figure that needs RDMA is listed, with the check of its function.
+    let between_hosts = sections.iter().find(|s| s["name"] == "socksdirect-fig-8").unwrap();
+    assert!(between_hosts["rows"].as_array().unwrap().is_empty());
+    assert_eq!(between_hosts["listed"]["check"], "make test-rdma-hosts");
+    let html = std::fs::read_to_string(json.with_extension("html")).unwrap();
+    assert!(html.contains("id=socksdirect-fig-8") && html.contains("token take-over"));
 }
