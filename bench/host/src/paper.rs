@@ -20,7 +20,6 @@ mod socksdirect;
 mod table;
 mod web;
 
-use crate::scenario::Unit;
 use crate::step::{NotAccelerated, Setting, Step, Values};
 use crate::{accel, apps, runner};
 use anyhow::{Context, Result};
@@ -29,7 +28,7 @@ use experiment::Experiment;
 use fsocket_bench_args::{Paper as Args, Path};
 use fsocket_client::EXIT_OWN;
 use fsocket_measure::Progress;
-use row::{Row, Verdict};
+use row::Row;
 
 /// A section's results.
 struct Done {
@@ -77,8 +76,7 @@ pub fn run(args: &Args) -> Result<i32> {
     std::fs::write(&data, serde_json::to_string_pretty(&json::page(&machine, &done, reps, args.quick))? + "\n")?;
     std::fs::write(&html, page::page(&machine, &done, reps)?)?;
     println!("\n{} and {}", html.display(), data.display());
-    let failed = |row: &Row| row.compared().into_iter().any(|way| row.verdict(way) == Verdict::Failed);
-    Ok(done.iter().flat_map(|d| &d.rows).any(failed).into())
+    Ok(done.iter().flat_map(|d| &d.rows).any(Row::is_bad).into())
 }
 
 /// Runs every section's experiments.
@@ -128,7 +126,7 @@ fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, pro
             match step(setting, e, *way) {
                 Ok(values) => {
                     for row in &mut rows {
-                        let least = if row.measure.unit == Unit::Count { 0.0 } else { f64::MIN_POSITIVE };
+                        let least = if row.measure.may_be_zero { 0.0 } else { f64::MIN_POSITIVE };
                         let value = values.get(row.measure.key).copied().filter(|v| v.is_finite() && *v >= least);
                         match value {
                             Some(value) => row.values.add(*way, value),

@@ -74,15 +74,21 @@ pub struct Measure {
     pub unit: Unit,
     pub better: Better,
     pub claim: Option<Claim>,
+    /// Whether 0 is a value; else it is an error.
+    pub may_be_zero: bool,
 }
 
 impl Measure {
     pub fn lower(key: &'static str, label: &'static str, unit: Unit) -> Self {
-        Measure { key, label, unit, better: Better::Lower, claim: None }
+        Measure { key, label, unit, better: Better::Lower, claim: None, may_be_zero: false }
     }
 
     pub fn higher(key: &'static str, label: &'static str, unit: Unit) -> Self {
-        Measure { key, label, unit, better: Better::Higher, claim: None }
+        Measure { key, label, unit, better: Better::Higher, claim: None, may_be_zero: false }
+    }
+
+    pub fn may_be_zero(self) -> Self {
+        Measure { may_be_zero: true, ..self }
     }
 
     pub fn claims(self, claim: impl Into<Option<Claim>>) -> Self {
@@ -102,6 +108,8 @@ pub struct Experiment {
     pub programs: &'static [&'static str],
     /// Whether the library's counters must confirm the path. If not, the program confirms it, or no connection is made.
     pub is_counted: bool,
+    /// A known limit: why connections of ours leave shared memory today. The row fails, the command does not.
+    pub limit: Option<&'static str>,
     /// Rounds at most, where one takes long.
     pub most_rounds: usize,
     /// The reason why it cannot run here.
@@ -121,8 +129,8 @@ impl Experiment {
     pub fn new(name: impl Into<String>, run: impl Fn(&Step) -> Result<Values> + 'static) -> Self {
         let (layout, run) = (Layout::TwoCpus, Box::new(run));
         let (ways, measures, programs) = (WAYS, Vec::new(), &[][..]);
-        let (name, is_counted, most_rounds, skip, at) = (name.into(), true, usize::MAX, None, None);
-        Experiment { name, layout, ways, measures, programs, is_counted, most_rounds, skip, at, run }
+        let (name, is_counted, limit, most_rounds, skip, at) = (name.into(), true, None, usize::MAX, None, None);
+        Experiment { name, layout, ways, measures, programs, is_counted, limit, most_rounds, skip, at, run }
     }
 
     /// One operation of `fastsocket-bench worker`.
@@ -148,6 +156,10 @@ impl Experiment {
 
     pub fn not_counted(self) -> Self {
         Experiment { is_counted: false, ..self }
+    }
+
+    pub fn limit(self, limit: &'static str) -> Self {
+        Experiment { limit: Some(limit), ..self }
     }
 
     pub fn most_rounds(self, most_rounds: usize) -> Self {

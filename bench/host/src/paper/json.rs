@@ -52,6 +52,7 @@ fn row(row: &Row) -> Value {
         "medians": medians,
         "times_better_than_stock": beside,
         "verdicts": verdicts,
+        "known_limit": row.limit,
         "problems": values.problems.iter().map(|p| json!({"path": p.path, "text": p.text})).collect::<Vec<_>>(),
     })
 }

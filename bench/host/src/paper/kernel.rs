@@ -1,6 +1,6 @@
 //! Rows of the kernel's own costs: finding a listen socket, contended locks, the use of each CPU.
 
-use super::experiment::{Experiment, Measure};
+use super::experiment::{Claim, Experiment, Measure};
 use super::web;
 use crate::child::Child;
 use crate::scenario::Unit;
@@ -52,7 +52,7 @@ fn select_cost() -> Option<PathBuf> {
 pub fn locks(_: &Args) -> Vec<Experiment> {
     let is_root = rustix::process::geteuid().is_root();
     let skip = (!is_root).then(|| "counting the kernel's locks needs root".to_owned());
-    let row = |key, label| Measure::lower(key, label, Unit::Count);
+    let row = |key, label| Measure::lower(key, label, Unit::Count).may_be_zero();
     let run = |step: &Step| web::haproxy_under_load(step, || contentions(step));
     vec![Experiment::new("contentions per 1,000 connections,", run)
         .ways(&[Path::Stock, Path::KernelServer, Path::Ours, Path::Control])
@@ -61,7 +61,7 @@ pub fn locks(_: &Args) -> Vec<Experiment> {
         .measures([row("ep.lock", "ep.lock"), row("all", "all locks but the scheduler's")])]
 }
 
-/// Contentions of the whole machine for half a second, by `fastsocket stat --locks`.
+/// Contentions of the whole machine a second, and the nanoseconds that they took, by `fastsocket stat --locks`.
 fn contentions(step: &Step) -> Result<Values> {
     let program = locate::program("fastsocket").map_err(|e| anyhow!(e))?;
     let mut command = Command::new(program);
@@ -76,7 +76,28 @@ fn contentions(step: &Step) -> Result<Values> {
         let of = sites.iter().filter(|site| wanted(site["lock"].as_str().unwrap_or_default()));
         of.filter_map(|site| site["contentions"].as_f64()).sum::<f64>() / seconds
     };
-    Ok(Values::from([("ep.lock", sum(&|lock| lock == "ep.lock")), ("all", sum(&|lock| lock != "rq.lock"))]))
+    let waited = sites.iter().filter(|site| site["lock"] != "rq.lock").filter_map(|site| site["wait_ns"].as_f64());
+    Ok(Values::from([
+        ("ep.lock", sum(&|lock| lock == "ep.lock")),
+        ("all", sum(&|lock| lock != "rq.lock")),
+        ("waited", waited.sum::<f64>() / seconds),
+    ]))
+}
+
+/// Affinity-Accept, table 2.
+pub fn request(_: &Args) -> Vec<Experiment> {
+    let is_root = rustix::process::geteuid().is_root();
+    let skip = (!is_root).then(|| "counting the kernel's locks needs root".to_owned());
+    let claim = Claim::Values { linux: 590e3, system: 144e3, source: "table 2" };
+    let spin = Claim::Value { system: 0.0, source: "Affinity-Accept; Linux 82 us, table 2" };
+    vec![Experiment::new("nginx, a connection each:", |step| web::nginx_under_load(step, || contentions(step)))
+        .ways(&[Path::Stock, Path::KernelServer, Path::Ours, Path::Control])
+        .programs(&["nginx", "wrk"])
+        .skip(skip)
+        .measures([
+            Measure::lower("request", "time of a request and core", Unit::Nanoseconds).claims(claim),
+            Measure::lower("waited", "waiting for locks", Unit::Nanoseconds).claims(spin).may_be_zero(),
+        ])]
 }
 
 /// Fastsocket, figure 3.

@@ -27,7 +27,10 @@ pub fn sizes(_: &Args) -> Vec<Experiment> {
             measures.push(Measure::lower("p1", "round trip, p1", Unit::Nanoseconds));
             measures.push(Measure::lower("p99", "round trip, p99", Unit::Nanoseconds));
         }
-        Experiment::micro(bytes_text(size), Op::Rtt, size).ways(WAYS_AND_QUEUE).at(AXIS, size as f64).measures(measures)
+        Experiment::micro(bytes_text(size) + ",", Op::Rtt, size)
+            .ways(WAYS_AND_QUEUE)
+            .at(AXIS, size as f64)
+            .measures(measures)
     };
     let one_way = |size: usize| {
         let claim = match size {
@@ -40,7 +43,7 @@ pub fn sizes(_: &Args) -> Vec<Experiment> {
             8 => Measure::higher("rate", "one way, messages/s", Unit::PerSecond),
             _ => Measure::higher("bytes", "one way, bytes/s", Unit::BytesPerSecond),
         };
-        let e = Experiment::micro(bytes_text(size), Op::Rate, size).ways(WAYS_AND_QUEUE);
+        let e = Experiment::micro(bytes_text(size) + ",", Op::Rate, size).ways(WAYS_AND_QUEUE);
         e.at(AXIS, size as f64).measures([measure.claims(claim)])
     };
     SIZES.into_iter().map(round_trip).chain(SIZES.into_iter().map(one_way)).collect()
@@ -54,13 +57,13 @@ pub fn operations(_: &Args) -> Vec<Experiment> {
     let rate = Claim::Values { linux: 0.9e6, system: 22e6, source };
     let open = Claim::Value { system: 1_600.0, source: "table 2, Linux" };
     let mut all = vec![
-        Experiment::micro("8 bytes", Op::Rtt, 8).ways(WAYS).measures([Measure::lower(
+        Experiment::micro("8 bytes,", Op::Rtt, 8).ways(WAYS).measures([Measure::lower(
             "mean",
             "round trip",
             Unit::Nanoseconds,
         )
         .claims(latency)]),
-        Experiment::micro("8 bytes", Op::Rate, 8).ways(WAYS).measures([Measure::higher(
+        Experiment::micro("8 bytes,", Op::Rate, 8).ways(WAYS).measures([Measure::higher(
             "rate",
             "one way",
             Unit::PerSecond,

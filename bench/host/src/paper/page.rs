@@ -35,6 +35,7 @@ pub fn page(machine: &Machine, done: &[Done], reps: usize) -> Result<String> {
     if cfg!(debug_assertions) {
         page += "<p class=bad>This build has assertions: its figures are too low for a report.</p>";
     }
+    page += &contents(done);
     let mut paper = None;
     for d in done {
         if paper.replace(d.section.paper) != Some(d.section.paper) {
@@ -43,6 +44,32 @@ pub fn page(machine: &Machine, done: &[Done], reps: usize) -> Result<String> {
         page += &section(machine, d)?;
     }
     Ok(page + "</html>\n")
+}
+
+/// A line for each section: how its rows came out, or why it has none.
+fn contents(done: &[Done]) -> String {
+    let mut text = "<table><tr><th>section<th>rows<th>above stock<th>as stock<th>below stock<th>failed<th>".to_owned();
+    for d in done {
+        let verdicts: Vec<Verdict> =
+            d.rows.iter().flat_map(|row| row.compared().into_iter().map(|way| row.verdict(way))).collect();
+        let count = |wanted: &[Verdict]| match verdicts.iter().filter(|v| wanted.contains(v)).count() {
+            0 => String::new(),
+            n => n.to_string(),
+        };
+        let listed = d.section.listed().filter(|_| d.rows.is_empty()).map_or("", |listed| listed.why.text());
+        let _ = write!(
+            text,
+            "<tr><td><a href=#{}>{}</a><td>{}<td>{}<td>{}<td class=bad>{}<td class=bad>{}<td>{listed}",
+            d.section.name,
+            escape(&heading(&d.section)),
+            if d.rows.is_empty() { String::new() } else { d.rows.len().to_string() },
+            count(&[Verdict::Above]),
+            count(&[Verdict::Same]),
+            count(&[Verdict::Below, Verdict::BelowWithinControl]),
+            count(&[Verdict::Failed]),
+        );
+    }
+    text + "</table>"
 }
 
 fn section(machine: &Machine, d: &Done) -> Result<String> {

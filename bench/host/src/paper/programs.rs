@@ -87,14 +87,20 @@ pub fn proxies(_: &Args) -> Vec<Experiment> {
             .programs(&["nginx", "wrk"])
             .measures([Measure::lower("p50", "latency", Unit::Nanoseconds).claims(claim)])
     };
-    let haproxy = |size: usize| {
-        Experiment::new(format!("haproxy, {},", bytes_text(size)), move |step| {
-            web::proxy(step, web::Front::Haproxy { splice: false }, size)
-        })
-        .programs(&["nginx", "haproxy", "wrk"])
-        .measures([Measure::lower("p50", "latency", Unit::Nanoseconds)])
+    let haproxy = |size: usize, splice: bool| {
+        let name = format!("haproxy{}, {},", if splice { " with splice" } else { "" }, bytes_text(size));
+        let row = Experiment::new(name, move |step| web::proxy(step, web::Front::Haproxy { splice }, size))
+            .programs(&["nginx", "haproxy", "wrk"])
+            .measures([Measure::lower("p50", "latency", Unit::Nanoseconds)]);
+        if splice {
+            row.limit("splice leaves shared memory")
+        } else {
+            row
+        }
     };
-    SIZES.map(row).into_iter().chain([64, 64 << 10, 1 << 20].map(haproxy)).collect()
+    let plain = [64, 64 << 10, 1 << 20].map(|size| haproxy(size, false));
+    let haproxies = plain.into_iter().chain([64 << 10, 1 << 20].map(|size| haproxy(size, true)));
+    SIZES.map(row).into_iter().chain(haproxies).collect()
 }
 
 /// SocksDirect, section 5.3.3.

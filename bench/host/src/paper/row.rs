@@ -11,6 +11,8 @@ pub struct Row {
     pub values: Values,
     pub measure: Measure,
     pub at: Option<(&'static str, f64)>,
+    /// The experiment's known limit.
+    pub limit: Option<&'static str>,
 }
 
 /// A way beside stock.
@@ -40,7 +42,7 @@ impl Row {
             values: Default::default(),
             problems: Vec::new(),
         };
-        Row { values, measure: measure.clone(), at: experiment.at }
+        Row { values, measure: measure.clone(), at: experiment.at, limit: experiment.limit }
     }
 
     /// The ways that are compared with stock; stock itself in a row of stock alone.
@@ -78,6 +80,14 @@ impl Row {
         }
     }
 
+    /// Whether a way failed for another reason than the known limit.
+    pub fn is_bad(&self) -> bool {
+        let is_known = |p: &crate::report::Problem| p.not_accelerated && self.limit.is_some();
+        let failed = self.compared().into_iter().any(|way| self.verdict(way) == Verdict::Failed);
+        let is_limit = !self.values.problems.is_empty() && self.values.problems.iter().all(is_known);
+        failed && !is_limit
+    }
+
     /// The verdict where stock or the way has counted none, so that there is no ratio.
     fn without_ratio(&self, way: Path) -> Verdict {
         match [Path::Stock, way].map(|p| self.values.median(p)) {
@@ -92,10 +102,12 @@ impl Row {
     pub fn sentence(&self, way: Path) -> String {
         let verdict = self.verdict(way);
         if verdict == Verdict::Failed {
-            let other = self.values.problems.iter().any(|p| p.path == way && p.not_accelerated);
             let problem = self.values.problems.iter().find(|p| p.path == way).or(self.values.problems.first());
             let text = problem.map_or("no value", |p| p.text.as_str());
-            return format!("FAILED{}: {text}", if other { ", ANOTHER PATH" } else { "" });
+            // An error that says so is not marked again.
+            let is_marked = problem.is_some_and(|p| p.not_accelerated) && !text.starts_with("ANOTHER PATH");
+            let limit = self.limit.map_or_else(String::new, |limit| format!(" (known: {limit})"));
+            return format!("FAILED{}: {text}{limit}", if is_marked { ", ANOTHER PATH" } else { "" });
         }
         let Some(beside) = self.values.beside_stock(way) else {
             return if verdict == Verdict::Below {
@@ -123,11 +135,11 @@ pub fn range_text(beside: &Beside) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::{Better, Unit};
+    use crate::scenario::Unit;
 
     fn row(stock: &[f64], ours: &[f64], control: &[f64]) -> Row {
         let experiment = Experiment::new("x", |_| unreachable!());
-        let measure = Measure { key: "v", label: "", unit: Unit::PerSecond, better: Better::Higher, claim: None };
+        let measure = Measure::higher("v", "", Unit::PerSecond);
         let mut row = Row::new(&experiment, &measure);
         for (path, values) in [(Path::Stock, stock), (Path::Ours, ours), (Path::Control, control)] {
             values.iter().for_each(|v| row.values.add(path, *v));
@@ -168,6 +180,11 @@ mod tests {
         fell_back.values.fail(Path::Ours, true, "1 connection over the kernel".to_owned());
         assert_eq!(fell_back.verdict(Path::Ours), Verdict::Failed);
         assert_eq!(fell_back.sentence(Path::Ours), "FAILED, ANOTHER PATH: 1 connection over the kernel");
+        assert!(fell_back.is_bad());
+        fell_back.limit = Some("splice");
+        assert!(!fell_back.is_bad() && fell_back.sentence(Path::Ours).ends_with("kernel (known: splice)"));
+        fell_back.values.fail(Path::Ours, false, "no answer".to_owned());
+        assert!(fell_back.is_bad(), "another reason");
         let mut stock = row(&[100.0; 2], &[300.0; 3], &[100.0; 3]);
         stock.values.fail(Path::Stock, false, "no answer".to_owned());
         assert_eq!(stock.verdict(Path::Ours), Verdict::Failed);

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub fn pairs(_: &Args) -> Vec<Experiment> {
     let claim = Claim::Times { low: 20.0, high: 30.0, source: "section 5.2.3" };
     let row = |n: usize| {
-        let name = format!("{n} pair{}", if n == 1 { "" } else { "s" });
+        let name = format!("{n} pair{},", if n == 1 { "" } else { "s" });
         Experiment::new(name, move |step| run_pairs(step, n))
             .on(Layout::SameCpu)
             .ways(WAYS_AND_QUEUE)
@@ -80,17 +80,22 @@ pub fn two_senders(step: &Step) -> Result<Values> {
 pub fn pipeline(_: &Args) -> Vec<Experiment> {
     let claim = Claim::Times { low: 20.0, high: 20.0, source: "section 5.3.4, TCP sockets" };
     let row = |n: usize| {
-        Experiment::new(functions(n), move |step| run_pipeline(step, n))
+        Experiment::new(functions(n) + ",", move |step| run_pipeline(step, n, false))
             .at("network functions", n as f64)
             .measures([Measure::higher("rate", "packets/s", Unit::PerSecond).claims(claim)])
     };
+    let standard = |n: usize| {
+        Experiment::new(functions(n) + ", sockets as 0 and 1,", move |step| run_pipeline(step, n, true))
+            .limit("descriptors 0 to 2 stay in the kernel")
+            .measures([Measure::higher("rate", "packets/s", Unit::PerSecond).claims(claim)])
+    };
     let pipes = |n: usize| {
-        Experiment::new(functions(n) + ", pipes", move |step| run_pipes(step, n))
+        Experiment::new(functions(n) + ", pipes,", move |step| run_pipes(step, n))
             .ways(STOCK)
             .not_counted()
             .measures([Measure::higher("rate", "packets/s", Unit::PerSecond)])
     };
-    [1, 2, 4].map(row).into_iter().chain([1, 2, 4].map(pipes)).collect()
+    [1, 2, 4].map(row).into_iter().chain([1, 4].map(standard)).chain([1, 2, 4].map(pipes)).collect()
 }
 
 fn functions(n: usize) -> String {
@@ -114,12 +119,15 @@ fn run_pipes(step: &Step, n: usize) -> Result<Values> {
 /// Bytes of a packet, as in the paper.
 const PACKET: &str = "64";
 
-/// Packets a second through `n` processes, from a source to a sink.
-fn run_pipeline(step: &Step, n: usize) -> Result<Values> {
+/// Packets a second through `n` processes, from a source to a sink; `stdio`: sockets are standard input and output.
+fn run_pipeline(step: &Step, n: usize, stdio: bool) -> Result<Values> {
     let server = |op, next: Option<&str>| -> Result<(Child, String)> {
         let mut command = command(step, Role::Server, op, "");
         command.args(["--size", PACKET]);
         next.map(|port| command.args(["--next", port]));
+        if stdio && next.is_some() {
+            command.arg("--stdio");
+        }
         let mut child = Child::spawn(command, None)?;
         let ready = child.line(READY_LIMIT)?;
         let port = address(&ready)?.to_owned();

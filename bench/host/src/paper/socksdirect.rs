@@ -112,10 +112,10 @@ fn measured() -> Vec<Section> {
                 Kind::Measured(
                     programs::proxies,
                     Some(listed(
-                        Why::NotMeasuredYet,
-                        "The three programs in network namespaces of their own; haproxy with splice, which leaves \
-                         shared memory today.",
-                    )),
+                        Why::Elsewhere,
+                        "The three programs in network namespaces of their own. Another command has nginx so.",
+                    )
+                    .by("make bench-containers")),
                 ),
             )
         },
@@ -149,8 +149,8 @@ fn measured() -> Vec<Section> {
         },
         Section {
             differs: "Each function is a process that receives 64 bytes, counts them and sends them on, over sockets \
-                      with descriptors above 2, or from standard input to standard output over pipes. The processes \
-                      are not pinned.",
+                      with descriptors above 2, sockets as standard input and output, or pipes. The processes are not \
+                      pinned.",
             ..section(
                 "socksdirect-fig-12",
                 "figure 12",
@@ -158,10 +158,7 @@ fn measured() -> Vec<Section> {
                 "15 times the packets of Linux pipes, 20 times those of Linux TCP sockets.",
                 Kind::Measured(
                     several::pipeline,
-                    Some(listed(
-                        Why::NotMeasuredYet,
-                        "Sockets as standard input and output, which stay in the kernel.",
-                    )),
+                    None,
                 ),
             )
         },

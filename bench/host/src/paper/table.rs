@@ -9,7 +9,7 @@ use fsocket_bench_args::Path;
 
 /// One line for each way of each row, and one for each section that is listed.
 pub fn print(done: &[Done]) {
-    let header = ["row", "paper", "stock", "ours", "times better", "spread", "control", ""];
+    let header = ["row", "paper", "stock", "ours", "times better", "spread", "control", "bare queue", ""];
     let mut table = report::table(&header);
     for d in done.iter().filter(|d| !d.rows.is_empty()) {
         table.add_row([Cell::new(heading(&d.section)).add_attribute(Attribute::Bold)]);
@@ -40,6 +40,7 @@ fn line(row: &Row, way: Path) -> Vec<Cell> {
         right(beside.map_or_else(|| "-".to_owned(), |b| times_text(b.median))),
         right(beside.map_or_else(|| "-".to_owned(), |b| range_text(&b))),
         right(control.map_or_else(|| "-".to_owned(), |b| range_text(&b))),
+        right(value(Path::Queue)),
         match row.verdict(way) {
             Verdict::Reference => verdict,
             Verdict::Above | Verdict::Same => verdict.fg(Color::Green),

@@ -249,6 +249,22 @@ pub fn haproxy_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values
     })
 }
 
+/// Runs `meanwhile` beside a full load of nginx, a connection for each request. The CPUs' time for a request, and the
+/// share of what `meanwhile` counts in a second.
+pub fn nginx_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
+    zoned(step, || {
+        let server = Site::new(700).start(step)?;
+        let client = Load { more: CLOSE, seconds: 2, ..shared(64, 0) }.start(step, server.port)?;
+        std::thread::sleep(Duration::from_millis(300));
+        let values = meanwhile()?;
+        let rate = apps::wrk_rate(&client.finish(LIMIT)?)?;
+        let cpus = fsocket_measure::allowed_cpus()?.len() as f64;
+        let mut all: Values = values.into_iter().map(|(key, value)| (key, value / rate)).collect();
+        all.insert("request", cpus * 1e9 / rate);
+        Ok(all)
+    })
+}
+
 /// Runs `meanwhile` while 64 clients send a request every 40 ms.
 pub fn haproxy_at_a_rate(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
     zoned(step, || {
