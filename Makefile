@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-kernel bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -93,6 +93,11 @@ bench-kernel: deps benchmark ## connections whose other end has no library, stoc
 	@$(RUN) target/release/fastsocket bench --quick --layout two-cpus --paths stock,kernel --json bench/out/kernel.json $(KERNEL)
 	@$(RUN) target/release/fastsocket bench shapes --quick --reps 5 --secs 1 --paths stock,kernel --json bench/out/kernel-shapes.json $(KERNEL)
 	@$(RUN) python3 tests/programs/rates.py --paths stock,kernel --json bench/out/kernel-rates.json $(KERNEL)
+
+bench-paper: deps benchmark ## each figure and table of the three papers, stock beside ours (about 20 minutes): PAPER="--quick --build DIR"
+	@mkdir -p bench/out
+	@$(RUN) cargo build --release --locked -p fsocket-bpf --example select_cost
+	@$(RUN) target/release/fastsocket bench paper --out bench/out $(PAPER)
 
 bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
 	@mkdir -p bench/out

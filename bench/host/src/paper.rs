@@ -7,6 +7,7 @@ mod affinity;
 mod bare;
 mod build;
 mod catalogue;
+mod done;
 mod experiment;
 mod fastsocket;
 mod json;
@@ -15,6 +16,7 @@ mod micro;
 mod page;
 mod programs;
 mod row;
+mod section;
 mod several;
 mod socksdirect;
 mod table;
@@ -23,20 +25,13 @@ mod web;
 use crate::step::{NotAccelerated, Setting, Step, Values};
 use crate::{accel, apps, runner};
 use anyhow::{Context, Result};
-use catalogue::{Kind, Section};
+use done::Done;
 use experiment::Experiment;
 use fsocket_bench_args::{Paper as Args, Path};
 use fsocket_client::EXIT_OWN;
 use fsocket_measure::Progress;
 use row::Row;
-
-/// A section's results.
-struct Done {
-    section: Section,
-    rows: Vec<Row>,
-    /// Experiments that were not run, with the reason.
-    skipped: Vec<String>,
-}
+use section::{Kind, Section};
 
 /// The exit status, or why nothing was measured.
 pub fn run(args: &Args) -> Result<i32> {

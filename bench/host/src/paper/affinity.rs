@@ -1,6 +1,6 @@
 //! Affinity-Accept's figures and tables.
 
-use super::catalogue::{listed, Kind, Listed, Paper, Section, Why};
+use super::section::{listed, Kind, Listed, Paper, Section, Why};
 use super::{build, kernel, web};
 
 fn section(name: &'static str, item: &'static str, title: &'static str, says: &'static str, kind: Kind) -> Section {

@@ -1,7 +1,7 @@
 //! The report for other programs.
 
+use super::done::Done;
 use super::row::Row;
-use super::Done;
 use fsocket_bench_args::Path;
 use fsocket_measure::Machine;
 use serde_json::{json, Value};

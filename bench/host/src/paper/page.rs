@@ -1,9 +1,9 @@
 //! The report for readers: one HTML file with everything in it.
 
+use super::done::Done;
 use super::experiment::times_text;
 use super::row::{range_text, Row, Verdict};
 use super::table::heading;
-use super::Done;
 use crate::html::{color, escape};
 use crate::report::value_text;
 use crate::scenario::Layout;

@@ -1,6 +1,6 @@
 //! SocksDirect's figures and tables.
 
-use super::catalogue::{listed, Kind, Paper, Section, Why};
+use super::section::{listed, Kind, Paper, Section, Why};
 use super::{micro, programs, several};
 
 fn section(name: &'static str, item: &'static str, title: &'static str, says: &'static str, kind: Kind) -> Section {

@@ -1,8 +1,9 @@
 //! The table that the command prints.
 
+use super::done::Done;
+use super::experiment::times_text;
 use super::row::{range_text, Row, Verdict};
-use super::{Done, Section};
-use crate::paper::experiment::times_text;
+use super::section::Section;
 use crate::report::{self, value_text};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use fsocket_bench_args::Path;
