@@ -13,6 +13,7 @@ mod fastsocket;
 mod json;
 mod kernel;
 mod micro;
+mod notes;
 mod page;
 mod programs;
 mod row;
@@ -65,11 +66,15 @@ pub fn run(args: &Args) -> Result<i32> {
         quick: args.quick,
     };
     let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
+    let notes = notes::of(&fsocket_measure::shape(&setting.cpus));
     let done = measured(&setting, args, sections, reps);
     let machine = fsocket_measure::shape(&setting.cpus);
-    table::print(&done);
-    std::fs::write(&data, serde_json::to_string_pretty(&json::page(&machine, &done, reps, args.quick))? + "\n")?;
-    std::fs::write(&html, page::page(&machine, &done, reps)?)?;
+    table::print(&done, &notes);
+    std::fs::write(
+        &data,
+        serde_json::to_string_pretty(&json::page(&machine, &done, &notes, reps, args.quick))? + "\n",
+    )?;
+    std::fs::write(&html, page::page(&machine, &done, &notes, reps)?)?;
     println!("\n{} and {}", html.display(), data.display());
     Ok(done.iter().flat_map(|d| &d.rows).any(Row::is_bad).into())
 }
@@ -131,8 +136,11 @@ fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, pro
                 }
                 Err(error) => {
                     let other_path = error.is::<NotAccelerated>();
-                    progress.clear();
-                    eprintln!("fastsocket bench paper: {} {}: {error:#}", e.name, way.name());
+                    // The row says that a known limit was met.
+                    if !other_path || e.limit.is_none() {
+                        progress.clear();
+                        eprintln!("fastsocket bench paper: {} {}: {error:#}", e.name, way.name());
+                    }
                     rows.iter_mut().for_each(|row| row.values.fail(*way, other_path, format!("{error:#}")));
                 }
             }

@@ -7,7 +7,7 @@ use fsocket_measure::Machine;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 
-pub fn page(machine: &Machine, done: &[Done], reps: usize, quick: bool) -> Value {
+pub fn page(machine: &Machine, done: &[Done], notes: &[String], reps: usize, quick: bool) -> Value {
     let section = |d: &Done| {
         let s = &d.section;
         json!({
@@ -26,7 +26,7 @@ pub fn page(machine: &Machine, done: &[Done], reps: usize, quick: bool) -> Value
     json!({
         "version": 1,
         "machine": machine,
-        "assertions": cfg!(debug_assertions),
+        "notes": notes,
         "rounds": reps,
         "quick": quick,
         "sections": done.iter().map(section).collect::<Vec<_>>(),

@@ -19,7 +19,7 @@ const STYLE: &str = "body{font:15px/1.45 sans-serif;max-width:72em;margin:2em au
     td:first-child,th:first-child,td:nth-child(2),td:last-child{text-align:left}.bad{color:#b00;font-weight:bold}\
     .ok{color:#070}.listed{color:#555}svg{max-width:100%;height:auto}code{background:#f4f4f4;padding:.1em .3em}";
 
-pub fn page(machine: &Machine, done: &[Done], reps: usize) -> Result<String> {
+pub fn page(machine: &Machine, done: &[Done], notes: &[String], reps: usize) -> Result<String> {
     let mut page = format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>fastsocket bench paper</title><style>{STYLE}</style>\
          <h1>The papers' figures and tables on this machine</h1><p>{} · {} CPUs · kernel {}{}</p><p><code>{}</code></p>\
@@ -32,8 +32,8 @@ pub fn page(machine: &Machine, done: &[Done], reps: usize) -> Result<String> {
         if machine.virtual_machine { " · virtual machine" } else { "" },
         escape(&machine.command.join(" "))
     );
-    if cfg!(debug_assertions) {
-        page += "<p class=bad>This build has assertions: its figures are too low for a report.</p>";
+    for note in notes {
+        write!(page, "<p class=bad>{}</p>", escape(note))?;
     }
     page += &contents(done);
     let mut paper = None;

@@ -9,7 +9,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use fsocket_bench_args::Path;
 
 /// One line for each way of each row, and one for each section that is listed.
-pub fn print(done: &[Done]) {
+pub fn print(done: &[Done], notes: &[String]) {
     let header = ["row", "paper", "stock", "ours", "times better", "spread", "control", "bare queue", ""];
     let mut table = report::table(&header);
     for d in done.iter().filter(|d| !d.rows.is_empty()) {
@@ -23,6 +23,7 @@ pub fn print(done: &[Done]) {
     anstream::println!("medians; 'times better' than stock; 'spread': lowest to highest round");
     table.lines().for_each(|line| anstream::println!("{}", line.trim_end()));
     print_listed(done);
+    notes.iter().for_each(|note| println!("\n{note}"));
 }
 
 fn line(row: &Row, way: Path) -> Vec<Cell> {
