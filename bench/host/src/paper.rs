@@ -17,6 +17,7 @@ mod notes;
 mod page;
 mod programs;
 mod row;
+mod rpc;
 mod section;
 mod several;
 mod socksdirect;

@@ -1,7 +1,7 @@
 //! SocksDirect's figures and tables.
 
 use super::section::{listed, Kind, Paper, Section, Why};
-use super::{micro, programs, several};
+use super::{micro, programs, rpc, several};
 
 fn section(name: &'static str, item: &'static str, title: &'static str, says: &'static str, kind: Kind) -> Section {
     Section { name, paper: Paper::SocksDirect, item, title, says, differs: "", kind }
@@ -131,7 +131,7 @@ fn measured() -> Vec<Section> {
             )
         },
         Section {
-            differs: "The RPC library is that of Python (multiprocessing.managers), which uses plain sockets; most of a \
+            differs: "The RPC libraries are Python's multiprocessing.managers, which uses plain sockets, and gRPC. Most of a \
                       call's time is Python's.",
             ..section(
                 "socksdirect-5.3.3",
@@ -139,11 +139,8 @@ fn measured() -> Vec<Section> {
                 "an RPC library, calls of 1 KiB",
                 "RPClib: 45 us with Linux, 21 us with SocksDirect.",
                 Kind::Measured(
-                    programs::rpc,
-                    Some(listed(
-                        Why::NotMeasuredYet,
-                        "gRPC: its C core sets TCP_INQ on each connection, which leaves shared memory for that.",
-                    )),
+                    rpc::calls,
+                    Some(listed(Why::NotMeasuredYet, "gRPC from C++, and RPClib itself.")),
                 ),
             )
         },
