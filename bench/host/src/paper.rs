@@ -88,7 +88,7 @@ fn measured(setting: &Setting, args: &Args, sections: Vec<Section>, reps: usize)
         if let Kind::Measured(experiments, _) = section.kind {
             for experiment in experiments(args) {
                 match reason_to_skip(setting, &experiment) {
-                    Some(reason) => skipped.push(format!("{}: {reason}", experiment.name)),
+                    Some(reason) => skipped.push(format!("{}: {reason}", experiment.name.trim_end_matches([',', ':']))),
                     None => wanted.push(experiment),
                 }
             }

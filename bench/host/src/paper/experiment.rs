@@ -158,8 +158,8 @@ impl Experiment {
         Experiment { is_counted: false, ..self }
     }
 
-    pub fn limit(self, limit: &'static str) -> Self {
-        Experiment { limit: Some(limit), ..self }
+    pub fn limit(self, limit: impl Into<Option<&'static str>>) -> Self {
+        Experiment { limit: limit.into(), ..self }
     }
 
     pub fn most_rounds(self, most_rounds: usize) -> Self {

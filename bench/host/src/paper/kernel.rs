@@ -105,6 +105,7 @@ pub fn cores(_: &Args) -> Vec<Experiment> {
     let row = |key, label| Measure::lower(key, label, Unit::Percent);
     let run = |step: &Step| web::haproxy_at_a_rate(step, busy);
     vec![Experiment::new("haproxy at a fixed rate,", run)
+        .limit(web::one_process())
         .ways(&[Path::Stock, Path::KernelServer, Path::Ours, Path::Control])
         .programs(&["nginx", "haproxy", "wrk"])
         .measures([row("mean", "mean use of a CPU"), row("most", "use of the busiest CPU")])]
