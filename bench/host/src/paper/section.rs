@@ -34,7 +34,7 @@ impl Paper {
                 "two Intel Xeon E5-2697 v2 (24 cores), Intel 82599 at 10 Gbit/s, Linux 2.6.32 (section 4.1)"
             }
             Paper::AffinityAccept => {
-                "48 AMD Opteron or 80 Intel Xeon cores, Intel 82599 at 10 Gbit/s, Linux 2.6.35 (section 6.1)"
+                "48 AMD Opteron or 80 Intel Xeon cores, Intel 82599 at 10 Gbit/s, a patched Linux (section 6.1)"
             }
         }
     }
