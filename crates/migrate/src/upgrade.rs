@@ -39,10 +39,11 @@ pub use offer::{answer, asked, epoch};
 pub use passed::{before_fork, give_up, let_go, received, sent, tell};
 pub use worth::ended;
 
-use calls::{at_once, begin, is_on, is_too_often, missed, wanted, CALLS, OFFERED};
+use calls::{at_once, begin, is_on, is_too_often, missed, wanted, CALLS, LOOKS, OFFERED};
 use offer::{key, open};
 use passed::is_passed;
 use rest::{is_here, lingers, own_of, peer_of, rest_of, usual};
+use unix_rest::is_quiet;
 
 /// Calls between two tries of a connection that comes back when an operator lets its peer.
 const PATIENT: u32 = 1024;
@@ -300,8 +301,6 @@ fn is_unlimited(fd: i32, d: &Desc) -> bool {
 fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     /// A side that never sends is tried while it receives.
     const QUIET: u32 = 16;
-    /// A look costs some system calls: so many calls of a stream that does not rest look.
-    const LOOKS: u32 = 32;
     // No try: one late answer would use up all of a busy connection.
     if ctl::is_slow() {
         return d.kernel().set_next_try(calls.saturating_add(CALLS));
@@ -361,9 +360,20 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     // A handler that comes in between would wait for us.
     let _held = Held::all();
+    rests_soon(fd, d);
     if d.kernel().decide() {
         let r = open(fd, d);
         d.kernel().decided(r == Err(Errno::EXDEV));
+    }
+}
+
+/// A stream in one direction rests once its reader has what there is: wait a moment for that.
+fn rests_soon(fd: i32, d: &Desc) {
+    const MOMENT: u64 = 1_000_000;
+    const NAP: u64 = 20_000;
+    let end = sys::now_ns() + MOMENT;
+    while rest_of(fd, d).is_none() && is_quiet(fd) && sys::now_ns() < end {
+        sys::nanosleep(NAP);
     }
 }
 

@@ -6,6 +6,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Calls before the first try; each further one waits four times as long, or [`sooner`].
 pub(super) const CALLS: u32 = 32;
+/// A look costs some system calls: so many calls of a stream that does not rest look.
+pub(super) const LOOKS: u32 = 32;
 /// A connection with so many tries is given up. One that finds nobody at the other end counts as several ([`MISS`]).
 const TRIES: u32 = 8;
 /// The opener has found that the monitor knows nothing of the other end; or the accepter has offered its own, for which the

@@ -1,6 +1,6 @@
 //! The two sides of a connection agree on the moment: the opener offers a slot, the accepter takes it.
 
-use super::calls::{missed, sooner, MISS};
+use super::calls::{missed, sooner, LOOKS, MISS};
 use super::passed::{is_passed, let_go};
 use super::rest::{ends_of, rest_of, still_rests, usual, Counts};
 use super::worth;
@@ -60,8 +60,19 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
             missed(d, MISS);
             e
         }
-        Told::Late => Errno::EAGAIN,
+        Told::Late => {
+            again(d);
+            Errno::EAGAIN
+        }
     })
+}
+
+/// The other side was late. It has heard by now that somebody asks for it, and waits for that in its next calls: once more at
+/// the next call, each other time.
+fn again(d: &Desc) {
+    if d.kernel().tries() % 2 == 1 {
+        d.kernel().set_next_try(d.kernel().calls().saturating_sub(LOOKS));
+    }
 }
 
 /// Why a connection has not gone over.

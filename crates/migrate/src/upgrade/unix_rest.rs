@@ -37,11 +37,16 @@ pub(super) fn is_empty(fd: i32) -> bool {
         // SAFETY: the kernel writes an int.
         unsafe { sys::raw(libc::SYS_ioctl, args) }.is_ok() && n == 0
     };
+    // (TIOCOUTQ: memory of what the peer has not read.)
+    is_quiet(fd) && none(libc::FIONREAD) && none(libc::TIOCOUTQ)
+}
+
+/// Has the other end sent nothing that is unread, nor ended?
+pub(super) fn is_quiet(fd: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: one pollfd.
-    let quiet = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(0);
-    // (TIOCOUTQ: memory of what the peer has not read.)
-    quiet && none(libc::FIONREAD) && none(libc::TIOCOUTQ)
+    let events = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
+    events == Ok(0)
 }
 
 /// A Unix stream socket that neither listens nor is connected.
