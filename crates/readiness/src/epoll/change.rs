@@ -1,7 +1,7 @@
 //! `epoll_ctl`.
 
 use super::instance::{of, Ep, Inner};
-use super::{also, item, wake_for_events};
+use super::{also, has_kernel_fds, item, leave_to_kernel, wake_for_events};
 use crate::lock::Guard;
 use crate::table::{self, Desc, Kind};
 use crate::upcalls::upcalls;
@@ -15,6 +15,14 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
+    if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Kernel && d.kernel().stays_everywhere()) {
+        // The kernel has what it watches there, and nobody else needs to know from here on.
+        if d.has_items() {
+            leave_to_kernel(d);
+        }
+        has_kernel_fds(ed);
+        return Outcome::Kernel(Cause::NotOurs);
+    }
     if let Some(d) = table::lookup(fd).filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && stage::can_follow(d)) {
         // A forked child that has followed the path before has added the kernel's socket to this very instance.
         let _ = path::follow(d);

@@ -74,6 +74,10 @@ impl KernelConn {
     pub fn stays(&self) -> bool {
         self.using.never()
     }
+    /// The same, and in no process of the fork group it goes over later.
+    pub fn stays_everywhere(&self) -> bool {
+        self.stays() && self.passed_as() == 0 && !self.awaits_connect()
+    }
     /// No decision has been made, and no call is under way.
     pub fn forget_decision(&self) {
         self.using.reset();
