@@ -4,9 +4,10 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Outside the kernel's range for connections (hosts reserve these), so that no client holds one.
-pub(crate) const FIRST: u16 = 20000;
-pub(crate) const COUNT: u16 = 12000;
+/// Outside the kernel's range for connections (hosts reserve these) and that of the monitor's leases, so that no client
+/// holds one.
+pub(crate) const FIRST: u16 = 5000;
+pub(crate) const COUNT: u16 = 3000;
 
 /// A TCP port that nobody listens on, never twice in one test program.
 pub fn free_port() -> u16 {

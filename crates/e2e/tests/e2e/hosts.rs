@@ -83,7 +83,7 @@ impl Stage {
         assert_eq!(e2e::ab_number(&done.stdout, "Complete requests:"), 3000);
         assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), 3000 * 1000);
         let wrk = find_program("wrk").expect("wrk");
-        let args = ["-t2", "-c32", "-d1s", "-H", "Connection: close", &url];
+        let args = ["-t2", "-c32", "-d1s", "--timeout", "30s", "-H", "Connection: close", &url];
         e2e::wrk_clean(&self.client.run(Side::Stock, "wrk", 60, wrk, &args).success().stdout);
         3000
     }

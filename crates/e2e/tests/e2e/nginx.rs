@@ -75,7 +75,7 @@ fn wrk_threads() {
     let (_nginx, port) = e2e::nginx(&host, Accel);
     let before = host.snapshot();
     let url = format!("http://127.0.0.1:{port}/4096");
-    let done = host.run(Accel, "wrk", 60, wrk, &["-t", "2", "-c", "40", "-d", "2", &url]).success();
+    let done = host.run(Accel, "wrk", 60, wrk, &["-t", "2", "-c", "40", "-d", "2", "--timeout", "30s", &url]).success();
     e2e::wrk_clean(&done.stdout);
     host.snapshot().since(&before).assert_shm(40);
 }
