@@ -154,8 +154,8 @@ fn goes_with(msg: *const msghdr) -> Option<bool> {
 unsafe fn leaves_with(d: &'static Desc, msg: *const msghdr) {
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     let with = unsafe { user::get(msg) }.is_ok_and(|m| musl::header(m).msg_controllen != 0);
-    // (What cannot be sent needs no other path.)
-    let ends = d.is_conn() && (d.sock().flags.get().ends_sends() || ready::state(d).closed);
+    // (What cannot be sent needs no other path. But another process of the fork group may have gone ahead.)
+    let ends = d.is_conn() && !stage::can_follow(d) && (d.sock().flags.get().ends_sends() || ready::state(d).closed);
     if with && !ends {
         opts::extra::leave(d);
     }
