@@ -192,6 +192,8 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let dst = (is_unix || flags & libc::MSG_TRUNC == 0).then_some(buf);
     // As many bytes end a sleep.
     let mut target = match block {
+        // A look at a Unix socket waits for the first byte alone.
+        _ if is_unix && peek => 1,
         // (A Unix socket looks for an error behind less than that, also where it does not wait.)
         _ if flags & libc::MSG_WAITALL != 0 && (block || is_unix) => len,
         true if s.flags.get().has(FlagSet::LOWAT) => values::lowat(d).min(len),
