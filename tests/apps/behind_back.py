@@ -42,7 +42,7 @@ def main():
         children.append(os.fork())
         if children[-1] == 0:
             client(listener, says)
-        # They connect one after the other; the server sees nothing of it.
+        # Clients connect one after the other, and the server does not look.
         os.read(hears, 1)
     got = []
     if readable(how, listener):

@@ -90,8 +90,8 @@ pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
     its
 }
 
-/// `epoll_ctl` on an instance that we do not know reaches the kernel, for whatever it names: what it watches from
-/// now on is the kernel's.
+/// `epoll_ctl` on an instance that we do not know reaches the kernel alone. A descriptor that such an instance watches moves
+/// to the kernel first.
 pub fn ctl_elsewhere(op: i32, fd: i32) {
     let Some(d) = table::lookup(fd) else { return };
     d.placeholder().mark_changed();

@@ -109,7 +109,7 @@ fn has_closed(d: &Desc) -> bool {
     st & (status::CLOSED | status::RST) != 0 && st & status::MIGRATED == 0
 }
 
-/// What the kernel's part of a connection answers to an `ioctl` that returns a number; 0: it has none.
+/// The answer of the kernel socket behind a connection to an `ioctl` that returns a number; 0 if there is no such socket.
 fn in_kernel(d: &Desc, request: u64) -> i32 {
     stage::kernel_part(d).map_or(0, |k| {
         let mut n = 0i32;

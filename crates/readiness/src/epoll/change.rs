@@ -47,7 +47,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     Outcome::Done(r)
 }
 
-/// There is none to know by what the instance watches: it is the kernel's, which may have some.
+/// There is no memory for the item: the descriptor moves to the kernel, which may have some.
 fn without_memory(ed: &Desc, fd: i32) -> Outcome<Result<()>> {
     (upcalls().used_below)(fd, Reason::Resource);
     match of(ed) {

@@ -5,8 +5,8 @@ use crate::table::{self, Kind};
 use crate::{process, zone};
 use core::sync::atomic::Ordering;
 
-/// The kernel has created an instance. Without memory to know it by it is the kernel's, and so is what comes into it
-/// (`ctl_elsewhere`).
+/// The kernel has created an instance. If there is no memory to track it, the kernel alone serves it and everything that is
+/// added to it (`ctl_elsewhere`).
 pub fn track(fd: i32) {
     if !process::enabled() && !zone::enabled() {
         return;

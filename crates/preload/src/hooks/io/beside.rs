@@ -4,11 +4,11 @@ use fsocket_runtime::options::TCP_INQ;
 use fsocket_runtime::user;
 use libc::*;
 
-/// What has come beside the bytes of a message.
+/// Control messages that were written to a receiver, and flags for its header.
 #[derive(Default)]
 pub struct Beside {
     pub flags: c_int,
-    /// Of the control messages, bytes.
+    /// Length of the control messages, bytes.
     pub len: size_t,
 }
 
