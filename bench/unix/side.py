@@ -148,7 +148,7 @@ class Side:
                 server.wait(30)
             except subprocess.TimeoutExpired:
                 print(f"{self.name}: {server.args} does not end", flush=True)
-            # This side's own processes that are left in its session.
+            # End the processes that this server has left in its session.
             try:
                 os.killpg(server.pid, signal.SIGKILL)
             except ProcessLookupError:

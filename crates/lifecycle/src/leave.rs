@@ -21,7 +21,7 @@ pub fn used_below(fd: i32, why: Reason) {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
-        // The kernel knows nothing of what is ours in there.
+        // The kernel's instance does not watch connections over shared memory.
         Kind::Epoll if epoll::has_items(d) => everything(why),
         Kind::Epoll => table::forget(d),
         _ => {}
@@ -37,7 +37,7 @@ fn leave_listener(d: &'static Desc, why: Reason) {
     }
 }
 
-/// Nobody can tell what the kernel will be asked for.
+/// The program may pass any descriptor to the kernel from here on: everything moves there.
 pub fn everything(why: Reason) {
     upgrade::give_up_all();
     if process::nonce() == 0 {

@@ -24,7 +24,7 @@ const ANY: i32 = i32::MAX;
 /// which it reads out as 0.
 pub const AT_ONCE: u64 = 1;
 
-/// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1 without a minimum
+/// The kernel refuses values outside `min..=max`. A maximum of 1 without a minimum
 /// means "any non-zero is 1".
 pub static TABLE: [Opt; 18] = [
     o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),

@@ -108,7 +108,7 @@ pub struct Experiment {
     pub programs: &'static [&'static str],
     /// Whether the library's counters must confirm the path. If not, the program confirms it, or no connection is made.
     pub is_counted: bool,
-    /// A known limit that makes connections of ours leave shared memory. The row fails, the command does not.
+    /// The known limit by which connections leave shared memory. The row fails then, but the command does not.
     pub limit: Option<&'static str>,
     /// Rounds at most, where one takes long.
     pub most_rounds: usize,

@@ -31,8 +31,8 @@ fn equal_of(name: &str, what: &str) -> Option<fsocket_testkit::counters::Delta> 
 #[track_caller]
 fn over_shared_memory(what: &str, connections: i128) {
     let Some(mut delta) = equal(what) else { return };
-    // A jump out of the few instructions with which a wait takes hold of a connection keeps that open (docs/hooks.md): one
-    // run of twenty has one. What is kept without that is kept in each run.
+    // A jump out of the few instructions with which a wait takes hold of a connection keeps that open (docs/hooks.md). One
+    // run of twenty has such a jump; a real fault shows in each run.
     for _ in 0..2 {
         if what == "jump" && !closed_all(&delta) {
             delta = equal(what).expect("it is counted");

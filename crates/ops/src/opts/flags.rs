@@ -114,7 +114,7 @@ fn in_kernel(d: &Desc, request: u64) -> i32 {
     stage::kernel_part(d).map_or(0, |k| {
         let mut n = 0i32;
         let a = [k as usize, request as usize, &raw mut n as usize, 0, 0, 0];
-        // SAFETY: `n` is ours.
+        // SAFETY: the kernel writes an int to `n`, a local variable.
         unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
     })
 }

@@ -15,15 +15,16 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
-    if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Kernel && d.kernel().stays_everywhere()) {
-        // The kernel has what it watches there, and nobody else needs to know from here on.
+    let known = table::lookup(fd);
+    if let Some(d) = known.filter(|d| d.kind() == Kind::Kernel && d.kernel().stays_everywhere()) {
+        // The kernel's instance watches it already, and its items have no further use.
         if d.has_items() {
             leave_to_kernel(d);
         }
         has_kernel_fds(ed);
         return Outcome::Kernel(Cause::NotOurs);
     }
-    if let Some(d) = table::lookup(fd).filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && stage::can_follow(d)) {
+    if let Some(d) = known.filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && stage::can_follow(d)) {
         // A forked child that has followed the path before has added the kernel's socket to this very instance.
         let _ = path::follow(d);
     }

@@ -61,7 +61,7 @@ impl KernelConn {
         self.unconnected.store(false, Relaxed);
         self.using.forbid()
     }
-    /// The socket is not connected yet. It stays the kernel's until it is, and for good after [`KernelConn::forbid`].
+    /// The socket is not connected yet. It may go over once it is connected, unless [`KernelConn::forbid`] comes first.
     pub fn await_connect(&self) {
         self.begin(0);
         self.using.forbid();
@@ -74,7 +74,7 @@ impl KernelConn {
     pub fn stays(&self) -> bool {
         self.using.never()
     }
-    /// The same, and in no process of the fork group it goes over later.
+    /// The connection stays in the kernel in every process of the fork group.
     pub fn stays_everywhere(&self) -> bool {
         self.stays() && self.passed_as() == 0 && !self.awaits_connect()
     }
