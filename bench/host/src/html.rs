@@ -127,13 +127,7 @@ fn chart(title: &str, rows: &[&Row]) -> Result<String> {
                 EmptyElement::at((i as f64, low)) + Text::new(name, (0, 6), style.clone())
             }))
             .map_err(|e| failed(&e))?;
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.8))
-            .label_font(("sans-serif", 12))
-            .position(SeriesLabelPosition::UpperRight)
-            .draw()
-            .map_err(|e| failed(&e))?;
+        legend(&mut chart).map_err(|e| failed(&e))?;
         root.present().map_err(|e| failed(&e))?;
     }
     Ok(svg)
@@ -157,4 +151,16 @@ fn table(rows: &[&Row]) -> String {
 
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Names the series in the upper right corner of a chart.
+pub fn legend<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, B, C>,
+) -> std::result::Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+    chart
+        .configure_series_labels()
+        .background_style(WHITE.mix(0.8))
+        .label_font(("sans-serif", 12))
+        .position(SeriesLabelPosition::UpperRight)
+        .draw()
 }

@@ -4,7 +4,7 @@ use super::done::Done;
 use super::experiment::times_text;
 use super::row::{range_text, Row, Verdict};
 use super::table::heading;
-use crate::html::{color, escape};
+use crate::html::{color, escape, legend};
 use crate::report::value_text;
 use crate::scenario::Layout;
 use anyhow::{anyhow, Result};
@@ -194,13 +194,7 @@ fn chart(axis: &str, label: &str, rows: &[&Row]) -> Result<String> {
                 .label(way.name())
                 .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
         }
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.8))
-            .label_font(("sans-serif", 12))
-            .position(SeriesLabelPosition::UpperRight)
-            .draw()
-            .map_err(|e| failed(&e))?;
+        legend(&mut chart).map_err(|e| failed(&e))?;
         root.present().map_err(|e| failed(&e))?;
     }
     Ok(svg)
