@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl test-upgrade check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -33,9 +33,9 @@ TESTS = scripts/test.py $(if $(T),--only '$(T)') $(if $(N),--repeat $(N)) $(if $
 test: deps ## unit, end-to-end and differential tests; ends with one line that says how it went (tests/README.md)
 	@$(RUN) $(TESTS) unit e2e differential
 
-test-all: deps ## what `make test` leaves out: models in full, and on a release build random programs, and what the compiler makes of the hooks
+test-all: deps ## what `make test` leaves out: models in full, and on a release build random programs, and what the compiler makes of the hooks and of their stack
 	@$(RUN) $(TESTS) --profile release loom differential
-	@$(RUN) $(TESTS) --profile release --only exports e2e
+	@$(RUN) $(TESTS) --profile release --only 'exports|much_stack' e2e
 
 unit: ## unit and integration tests only
 	@$(RUN) $(TESTS) unit
@@ -72,10 +72,15 @@ test-rdma-hosts: ## agents on two hosts, programs' connections over soft-RoCE, i
 test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (13 minutes of CPU time, on one to four CPUs; downloads the kernel once)
 	@scripts/manycore.sh containers
 
-test-musl: quick ## programs that have musl: the end-to-end tests, then redis and nginx built with it and with glibc, stock and ours in turns (some six minutes): MUSL="redis --rounds 5 --strict"
+test-musl: $(if $(PROFILE),,quick) ## programs that have musl: the end-to-end tests, then redis, nginx, memcached and haproxy built with it and with glibc, stock and ours in turns (some twelve minutes): PROFILE=release MUSL="redis --rounds 5 --strict"
 	@scripts/deps.sh musl
-	@$(RUN) scripts/test.py --only 'musl::' e2e
-	@$(RUN) python3 tests/musl/run.py $(MUSL)
+	@$(RUN) scripts/test.py $(if $(PROFILE),--profile $(PROFILE)) --only 'musl::' e2e
+	@$(RUN) python3 tests/musl/run.py --artifacts target/$(or $(PROFILE),quick) $(MUSL)
+
+test-upgrade: quick ## an upgrade to a build with another ABI number, under load, also under a systemd of its own (a second quick build at first)
+	@$(RUN) FASTSOCKET_TEST_ABI=9999 cargo build --locked --profile quick --target-dir target/other-abi -p fsocket-preload -p fsocket-monitor -p fsocket-cli
+	@$(RUN) FASTSOCKET_TEST_OTHER=$(CURDIR)/target/other-abi/quick $(TESTS) --ignored --only 'other_abi::' e2e
+	@packaging/test-systemd.sh rpm target/quick target/other-abi/quick
 
 loom: ## model checking of rings, doorbells and tokens
 	@$(RUN) $(TESTS) loom
@@ -94,10 +99,11 @@ bench-kernel: deps benchmark ## connections whose other end has no library, stoc
 	@$(RUN) target/release/fastsocket bench shapes --quick --reps 5 --secs 1 --paths stock,kernel --json bench/out/kernel-shapes.json $(KERNEL)
 	@$(RUN) python3 tests/programs/rates.py --paths stock,kernel --json bench/out/kernel-rates.json $(KERNEL)
 
-bench-paper: deps benchmark ## each figure and table of the three papers, stock beside ours (about 20 minutes): PAPER="--quick --build DIR"
+bench-paper: deps benchmark ## each figure and table of the three papers, stock beside ours (about 20 minutes, and 14 builds of Tcl, alone and beside a web server): PAPER="--quick" BUILD=DIR for another project
+	@scripts/deps.sh paper
 	@mkdir -p bench/out
 	@$(RUN) cargo build --release --locked -p fsocket-bpf --example select_cost
-	@$(RUN) target/release/fastsocket bench paper --out bench/out $(PAPER)
+	@$(RUN) dir=$(or $(BUILD),$$(python3 bench/project.py)) && target/release/fastsocket bench paper --out bench/out --build "$$dir" $(PAPER)
 
 bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
 	@mkdir -p bench/out
@@ -201,7 +207,7 @@ fmt:
 lint:
 	@$(RUN) cargo clippy --profile quick --workspace --all-targets --locked -- -D warnings
 	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/container/*.sh packaging/debian/* packaging/rpm/* scripts/*.sh tools/*.sh demo/*.sh tests/reports/cases/*.sh .ci/run; fi
-	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/reports/*.py tests/reports/cases/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py tests/musl/*.py
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py crates/e2e/tests/e2e/*/*.py crates/e2e/tests/e2e/*/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/reports/*.py tests/reports/cases/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py tests/musl/*.py bench/*.py
 
 clean:
 	@$(RUN) cargo clean

@@ -1,4 +1,4 @@
-//! All fuzzers in one program: FUZZ_TARGET names the one that runs.
+//! All fuzzers in one program: FUZZ_TARGET selects one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

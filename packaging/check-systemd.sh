@@ -35,14 +35,32 @@ fastsocket enable redis-server nginx load page
 systemctl restart fastsocketd
 systemctl restart redis-server nginx
 systemctl start load page
-echo "connections: connect_shm $(counter connect_shm), connect_kernel $(counter connect_kernel)," \
-    "accept_shm $(counter accept_shm), accept_kernel $(counter accept_kernel)"
-[ "$(counter connect_shm)" -ge 42 ] || fail "too few over shared memory"
-[ "$(counter connect_kernel)" = 0 ] && [ "$(counter accept_kernel)" = 0 ] || fail "some over the kernel"
+shm=$(counter connect_shm) kernel=$(($(counter connect_kernel) + $(counter accept_kernel))) said=$(fastsocket stat)
+echo "connections: connect_shm $shm, accept_shm $(counter accept_shm), connect_kernel and accept_kernel $kernel"
 for unit in redis-server nginx; do
     fastsocket explain "$(systemctl show -p MainPID --value $unit)" || fail "$unit is not accelerated"
 done
 fastsocket metrics | grep -x fastsocket_up\ 1
+
+# Debian's postgresql.service stands for its clusters. A local psql over the socket directory, of another unit.
+if command -v pg_createcluster >/dev/null; then
+    [ -e /etc/postgresql/15/main ] || pg_createcluster 15 main >/dev/null
+    fastsocket enable postgresql sql
+    systemctl reload fastsocketd
+    systemctl restart postgresql@15-main
+    fastsocket explain "$(systemctl show -p MainPID --value postgresql@15-main)" | grep -q libfsocket || fail "no library in postgres"
+    before=$(counter path_upgrade)
+    for i in $(seq 1 400); do echo "SELECT $i;"; done >/tmp/sql
+    systemctl start sql
+    [ "$(sort -n /tmp/answers | tr '\n' ' ')" = "$(seq 1 400 | tr '\n' ' ')" ] || fail "answers of postgres: $(tail -3 /tmp/answers)"
+    echo "postgres: path_upgrade $(($(counter path_upgrade) - before))"
+    [ "$(($(counter path_upgrade) - before))" -ge 2 ] || fail "psql stays in the kernel"
+    fastsocket disable postgresql
+    [ ! -e /etc/systemd/system/postgresql@.service.d ] || fail "the template is still enabled"
+    ! grep LD_PRELOAD /etc/postgresql/15/main/environment || fail "the cluster is still enabled"
+    systemctl stop postgresql@15-main
+fi
+[ "$shm" -ge 42 ] && [ "$kernel" = 0 ] || fail "some over the kernel: $said"
 # In the journal with their fields, from the part of the monitor that has given up all rights.
 journalctl -q --no-pager -u fastsocketd -o json | python3 -c '
 import json, sys

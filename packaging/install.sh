@@ -60,6 +60,7 @@ do_uninstall() {
             systemctl disable --now $name 2>/dev/null || true
         done
     fi
+    [ -n "${DESTDIR:-}" ] || "$root/sbin/fastsocketd" --end-retired >/dev/null 2>&1 || true
     # They would name a library that is gone.
     [ ! -x "$root/bin/fastsocket" ] || "$root/bin/fastsocket" disable --all --root "${DESTDIR:-/}" || true
     rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$root/lib/fastsocket/fastsocket-bench" "$unit" "${unit%.service}.socket" \
@@ -71,8 +72,8 @@ do_uninstall() {
     # A configuration that nobody has changed was ours.
     if cmp -s "$here/packaging/fastsocketd.toml" "$etc/fastsocketd.toml"; then
         rm -f "$etc/fastsocketd.toml"
-        rmdir "$etc" 2>/dev/null || true
     fi
+    rmdir "$etc" 2>/dev/null || true
     [ -n "${DESTDIR:-}" ] || rm -rf /run/fastsocket /run/fastsocket-private /sys/fs/bpf/fastsocket
 }
 

@@ -3,7 +3,7 @@
 # `deps.sh test` for building, tests and the demo, `deps.sh manycore` also for
 # emulated machines, `deps.sh rdma` also for RDMA in those,
 # `deps.sh agent` for building the agent with RDMA,
-# `deps.sh suites` also for the published suites, `deps.sh musl` also for tests/musl, `deps.sh programs` also for the servers of tests/programs. Does nothing when all is there. Needs root (or sudo) only
+# `deps.sh suites` also for the published suites, `deps.sh musl` also for tests/musl, `deps.sh paper` also for `make bench-paper`, `deps.sh programs` also for the servers of tests/programs. Does nothing when all is there. Needs root (or sudo) only
 # when something is missing. Services that the packages bring are neither
 # started nor left running.
 set -euo pipefail
@@ -39,6 +39,7 @@ test_needs=(
     "lighttpd lighttpd"
     "curl curl"
     "/usr/bin/python3 python3"
+    "gpg gnupg"
     "node nodejs"
     "ss iproute2"
     "ethtool ethtool"
@@ -90,6 +91,17 @@ musl_needs=(
     "dpkg-source dpkg-dev"
     "ip iproute2"
     "unshare util-linux"
+)
+
+# Beyond the above, for `make bench-paper`.
+paper_needs=(
+    "dpkg-source dpkg-dev"
+    "g++ g++"
+    "/usr/include/grpcpp/grpcpp.h libgrpc++-dev"
+    "/usr/include/google/protobuf/port_def.inc libprotobuf-dev"
+    "protoc protobuf-compiler"
+    "grpc_cpp_plugin protobuf-compiler-grpc"
+    "/usr/lib/python3/dist-packages/grpc python3-grpcio"
 )
 
 # Beyond the above, for tests/programs.
@@ -210,7 +222,8 @@ case $what in
     suites) needs=("${build_needs[@]}" "${test_needs[@]}" "${suites_needs[@]}") ;;
     programs) needs=("${build_needs[@]}" "${test_needs[@]}" "${programs_needs[@]}") ;;
     musl) needs=("${build_needs[@]}" "${test_needs[@]}" "${musl_needs[@]}") ;;
-    *) die "usage: deps.sh [build|test|manycore|rdma|agent|suites|programs|musl]" ;;
+    paper) needs=("${build_needs[@]}" "${test_needs[@]}" "${paper_needs[@]}") ;;
+    *) die "usage: deps.sh [build|test|manycore|rdma|agent|suites|programs|musl|paper]" ;;
 esac
 
 collect_missing "${needs[@]}"

@@ -62,7 +62,7 @@ class Test:
     def command(self):
         if self.name is None:
             return [str(self.program), "-q"]
-        return [str(self.program), "--exact", self.name, "--nocapture", "--test-threads=1"]
+        return [str(self.program), "--exact", self.name, "--nocapture", "--test-threads=1", "--include-ignored"]
 
     def run(self, isolated, environment):
         command = self.command()
@@ -125,8 +125,8 @@ def group_of(folder):
     return {"crates/e2e": "e2e", "tests/faults": "e2e", "tests/differential": "differential"}.get(folder, "unit")
 
 
-def build(groups, profile):
-    """Builds the artefacts and the test programs; the tests, and how many are ignored."""
+def build(groups, profile, wants_ignored):
+    """Builds the artefacts and the test programs; the tests, or those that are ignored otherwise, and how many are ignored."""
     tests, ignored = [], 0
     if groups & {"e2e", "differential", "unit"}:
         cargo("build", "--locked", "--profile", profile, *(f"--package={name}" for name in ARTEFACTS))
@@ -139,8 +139,10 @@ def build(groups, profile):
             group = group_of(folder)
             if group not in groups:
                 continue
-            ignored += len(names(program, "--ignored"))
-            ours = [None] if kind != "test" else [n for n in names(program) if n not in set(names(program, "--ignored"))]
+            special = names(program, "--ignored")
+            ignored += 0 if wants_ignored else len(special)
+            ours = [None] if kind != "test" else [n for n in names(program) if n not in set(special)]
+            ours = special if wants_ignored else ours
             tests += (Test(group, folder, program, name) for name in ours)
     if "loom" in groups:
         # A target directory of its own: the cfg would build everything twice.
@@ -149,7 +151,9 @@ def build(groups, profile):
         messages = cargo("test", "--release", "--locked", "--no-run", "--message-format=json-render-diagnostics",
                          "-p", "fsocket-sync", "-p", "fsocket-ring", "--lib", "--tests",
                          stdout=subprocess.PIPE, text=True, env=environment).stdout
-        tests += (Test("loom", folder, program, None) for folder, _, program in built(messages))
+        # (A process for each model: loom maps and unmaps stacks all the time, and threads of one process that do so
+        # interrupt each other's CPUs.)
+        tests += (Test("loom", folder, program, n) for folder, _, program in built(messages) for n in names(program))
     return tests, ignored
 
 
@@ -171,7 +175,9 @@ def things():
             if program.startswith(str(target())):
                 yield f"process {entry.name}: {program}"
 
-    cgroups = {directory for directory, _, _ in os.walk("/sys/fs/cgroup")}
+    # (Service managers and others make groups, too.)
+    groups = (directory for directory, _, _ in os.walk("/sys/fs/cgroup"))
+    cgroups = {group for group in groups if "socket" in group}
     links = listed("/sys/class/net")
     pins = listed("/sys/fs/bpf/fastsocket") | listed("/sys/fs/bpf/fastsocket", 2)
     temporary = {str(p) for p in pathlib.Path(tempfile.gettempdir()).glob("fastsocket*")}
@@ -206,7 +212,7 @@ def everything(tests, jobs, isolated, environment):
             with lock:
                 test.show()
 
-    workers = [threading.Thread(target=worker, args=(mine,)) for mine in [models] + jobs * [queue]]
+    workers = [threading.Thread(target=worker, args=(mine,)) for mine in os.cpu_count() * [models] + jobs * [queue]]
     for thread in workers:
         thread.start()
     for thread in workers:
@@ -220,6 +226,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="+", choices=GROUPS, metavar="GROUP")
     parser.add_argument("--only", default="", metavar="REGEX", help="only tests whose name matches")
+    parser.add_argument("--ignored", action="store_true", help="only tests that are ignored otherwise")
     parser.add_argument("--profile", default="quick", help="how library, monitor and commands are built: quick (default) or release")
     parser.add_argument("--jobs", type=int, default=3 * len(os.sched_getaffinity(0)), help="how many run at once: most of them wait")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside so many busy processes")
@@ -230,7 +237,7 @@ def main():
     environment = dict(os.environ, RUST_BACKTRACE="1", FASTSOCKET_PATIENCE="20000", FASTSOCKET_TEST_FRESH="1")
     environment.setdefault("FASTSOCKET_ARTIFACTS", str(target() / options.profile))
     try:
-        tests, ignored = build(set(options.groups), options.profile)
+        tests, ignored = build(set(options.groups), options.profile, options.ignored)
     except subprocess.CalledProcessError as error:
         sys.exit(f"fastsocket test result: FAILED. not built: {error}")
     tests = [copy.copy(t) for t in tests if re.search(options.only, t.title()) for _ in range(options.repeat)]

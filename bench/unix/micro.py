@@ -1,4 +1,4 @@
-"""Two C programs, redis-benchmark and pgbench."""
+"""Rows of two C programs, redis-benchmark and pgbench."""
 
 import pathlib
 import re
@@ -82,7 +82,7 @@ class Postgres:
         return Figure(rate, rate * seconds, 80 * rate * seconds)
 
     def loop(self, s, n):
-        """The time without that of `fastsocket run`, which a shell pays once."""
+        """The time of the loop, without the start of `fastsocket run`, which the shell pays only once."""
         query = f"for i in $(seq {n}); do psql -XAt -h {s.place}/data -c \"select $i, md5('$i')\" postgres || exit 1; done"
         out = s.ask(["bash", "-c", f"a=$EPOCHREALTIME; {query}; echo $a $EPOCHREALTIME"])
         said, times = out.rstrip("\n").rsplit("\n", 1)

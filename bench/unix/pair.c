@@ -45,7 +45,8 @@ static struct sockaddr_un address(const char *path) {
     return a;
 }
 
-/* The first message says what follows: bytes of each message, and whether each is answered whole or the last by one byte. */
+/* The first message of a connection: size and number of the messages that follow, and whether each is answered whole.
+   Otherwise only the last one is answered, with one byte. */
 struct order { long size, count, whole; };
 
 static void serve(const char *path) {
@@ -93,7 +94,7 @@ int main(int argc, char **argv) {
         }
     } else {
         int rtt = !strcmp(argv[1], "rtt");
-        /* A connection goes over after some requests, which are not timed. */
+        /* A connection moves to shared memory after some requests, which are not timed. */
         int c = opened(path, size, count + (rtt ? warm : 0), rtt);
         for (long i = 0; rtt && i < warm; i++)
             if (!put(c, size) || !get(c, size))

@@ -1,4 +1,7 @@
-"""Programs that pass descriptors: their answers are those on stock, and what has passed a descriptor stays in the kernel."""
+"""Rows of programs that pass descriptors.
+
+Their answers must be the same as on stock. A connection that has passed a descriptor must stay in the kernel.
+"""
 
 import itertools
 import socket
@@ -43,7 +46,7 @@ class Dbus:
             s.start(["dbus-daemon", f"--config-file={s.place}/bus.conf", "--nofork", "--nopidfile"], path.exists)
 
     def rows(self, quick):
-        # (Two clients, and twice so many calls.)
+        # Each of two clients makes this number of calls twice: before and after it passes a descriptor.
         for calls in (2, 400):
             yield Row(f"dbus, {calls} calls before a descriptor", lambda s, n=calls: self.run(s, n), "kernel")
 

@@ -45,7 +45,7 @@ NAMES = ("stock", "control", "ours")
 
 
 def measured(row, sides, rounds):
-    """Figures of each side by round, CPU time of a request, the counters that changed, and the bytes of ours at least."""
+    """Figures of each side by round, CPU time of a request, the changed counters, and the least bytes of ours."""
     figures, cpu, delta, size = {n: [] for n in NAMES}, {n: [] for n in NAMES}, {}, 0
     said = None
     for turn in range(rounds):
@@ -79,7 +79,7 @@ def summary(row, sides, rounds):
 def shown(r):
     spread = lambda n: "{:.2f} ({:.2f}-{:.2f})".format(*(f(r["ratios"][n]) for f in (statistics.median, min, max)))  # noqa: E731
     over, back = (r["path"].get(n, 0) for n in ("path_upgrade", "path_switch"))
-    # (The end that moves back first is counted twice.)
+    # The end that moves back first is counted twice.
     over = f"{over} over, {2 * back // 3} back"
     below = f"  BELOW {r['bar']}" if r["ratio"] < r["bar"] else ""
     wrong = f"  {r['wrong']}" if r["wrong"] else ""
@@ -145,7 +145,7 @@ def main():
         sys.exit("bench-unix: needs root, for servers of other users")
     if a.bin:
         Build.at = pathlib.Path(a.bin).resolve()
-    # Servers end with it.
+    # sys.exit runs the clean-up, so that the servers end, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     a.results, good = [], True
     with tempfile.TemporaryDirectory(prefix="fsu-") as top:

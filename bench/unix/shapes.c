@@ -44,7 +44,7 @@ struct conn {
     unsigned char *buffer;
 };
 
-/* Without waiting, or with if the socket blocks. 1: a whole message has been read. 0: not yet. -1: the end. */
+/* Reads without waiting, unless the socket is blocking. 1: a whole message has been read. 0: not yet. -1: the end. */
 static int reads(struct conn *c) {
     while (c->got < c->size) {
         ssize_t k = recv(c->fd, c->buffer + c->got, c->size - c->got, 0);
@@ -85,7 +85,7 @@ static int serves(struct conn *c) {
     }
 }
 
-/* The first message of a connection: its size; 0 asks for the CPU time used so far. */
+/* The first message of a connection is the size of its messages. Size 0 asks for the CPU time used so far. */
 static struct conn *begins(int fd) {
     long size = 0;
     if (recv(fd, &size, sizeof size, MSG_WAITALL) != sizeof size || size <= 0 || size > LARGEST) {
@@ -192,7 +192,8 @@ static double server_cpu(const char *path) {
     return used;
 }
 
-/* The client's turn: writes what is to be written, reads what is there, compares. `until`: no request begins after it. */
+/* The client's turn on a connection: writes the request, reads what has arrived of the answer, and compares it. `until`:
+   time in nanoseconds after which no request begins. */
 static _Atomic long until;
 static void asks(struct conn *c) {
     for (;;) {
@@ -214,7 +215,7 @@ static void asks(struct conn *c) {
             }
             c->buffer[0] = c->buffer[c->size - 1] = c->count;
             c->sends = 1;
-            /* All connections are asked the first requests before the clock begins. */
+            /* All connections make their first WARM requests before the clock starts. */
             if (c->count == WARM)
                 return;
         } else

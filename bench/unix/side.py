@@ -1,4 +1,4 @@
-"""What is measured is here in three sides: stock, stock once more (the control) and ours.
+"""The three sides of a measurement: stock, stock once more (the control) and ours.
 
 A Side has servers and clients of its own; `ours` runs them with the library, under a private monitor. A Row is one line
 of the table.
@@ -22,20 +22,20 @@ LIMIT = 120
 
 
 class Wrong(Exception):
-    """A program did not do what it has to."""
+    """A program did not do what it must."""
 
 
 class Build:
-    """Where `fastsocket`, its library and its monitor are."""
+    """The directory of `fastsocket`, its library and its monitor."""
 
     at = pathlib.Path(os.environ.get("FASTSOCKET_BUILD", ROOT / "target/release"))
 
 
 @dataclasses.dataclass
 class Figure:
-    """What one turn of one side gave. `rate`: more is better. `size`: bytes that all its requests and answers have at
-    least, or 0 if nobody knows. `said`: the answers, which are the same on all sides. `cpu`: seconds of CPU time, if the
-    programs have measured that themselves."""
+    """The result of one turn of one side. `rate`: more is better. `size`: the least number of bytes of all its requests
+    and answers, or 0 if it is unknown. `said`: the answers, which must be the same on all sides. `cpu`: seconds of CPU
+    time, if the programs have measured it themselves."""
 
     rate: float
     requests: float = 0
@@ -47,7 +47,7 @@ class Figure:
 @dataclasses.dataclass
 class Row:
     """`path`: "shm" (the bytes must go over shared memory), "kernel" (none may stay there), "any". `bar`: the least ratio
-    to stock, of issue 46. `rounds`: more than the usual number, for what is short or scatters."""
+    to stock, of issue 46. `rounds`: multiplies the number of rounds, for rows that are short or scatter."""
 
     name: str
     measure: typing.Callable[["Side"], Figure]
@@ -66,7 +66,7 @@ class Side:
         self.runtime = self.place / "run"
         self.runtime.mkdir(mode=0o700)
         self.servers = []
-        # As which user.
+        # The beginning of a command that runs it as another user.
         self.lower = []
 
     def command(self, args, library=True):
@@ -77,7 +77,7 @@ class Side:
         return {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)}
 
     def start(self, args, ready):
-        """A server. `ready`: says when it is."""
+        """Starts a server, and waits until `ready` returns True."""
         with open(self.place / "log", "a") as log:
             server = subprocess.Popen(
                 self.command(args), env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -94,7 +94,7 @@ class Side:
         return (self.place / "log").read_text(errors="replace")[-2000:]
 
     def ask(self, args, library=True, data=None, limit=LIMIT):
-        """What a client says. `library`: it has the library, if this side's programs do."""
+        """Runs a client, and returns its output. `library`: it has the library, if this side's programs do."""
         client = subprocess.Popen(
             self.command(args, library), env=self.environment(), text=True, start_new_session=True,
             stdin=subprocess.PIPE if data is not None else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -110,7 +110,7 @@ class Side:
         return out
 
     def told(self, what):
-        """`fastsocket stat` or `fastsocket ss`."""
+        """The JSON output of `fastsocket stat` or `fastsocket ss`."""
         if not self.ours:
             return {}
         args = [*self.lower, Build.at / "fastsocket", what, "--json"]
@@ -134,7 +134,7 @@ class Side:
             except OSError:
                 continue
             if int(fields[3]) in sessions or int(entry.name) == monitor:
-                # (With children that it has waited for.)
+                # The fields include children that the process has waited for.
                 used += sum(int(n) for n in fields[11:15]) / TICK
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used + ended.ru_utime + ended.ru_stime
@@ -173,14 +173,14 @@ def difference(before, after):
 
 
 def wrong_path(row, delta, size):
-    """Why the path of a row in these turns of ours is not the one it has to be, or nothing. `size`: bytes of its turns."""
+    """The reason why a row took the wrong path in these turns of ours, or "". `size`: bytes of these turns."""
     over, back = (delta.get(name, 0) for name in ("path_upgrade", "path_switch"))
     if row.path == "shm":
         if not over and not delta.get("tx_bytes"):
             return "NOTHING WENT OVER"
         if delta.get("tx_bytes", 0) < 0.9 * size:
             return f"ONLY {100 * delta.get('bytes', 0) / size:.0f} % OF THE BYTES WENT OVER"
-    # (The end that moves back first is counted twice.)
+    # The end that moves back first is counted twice.
     if row.path == "kernel" and 3 * over > 2 * back:
         return f"{over} ENDS WENT OVER, {2 * back // 3} CAME BACK"
     return ""

@@ -31,7 +31,7 @@ class Mariadb:
                       "--quick", "-N", "-r", *words], data=data)  # fmt: skip
 
     def compare(self, s):
-        """A large answer, and a connection with many statements."""
+        """Compares a large answer, and the answers on a connection with many statements."""
         same(self.client(s, "-e", "select repeat('0123456789abcdef', 500000)"), "0123456789abcdef" * 500000 + "\n", f"{s.name}: a large answer")
         insert = "".join(f"insert into t values ({i}, repeat('{i}', 500));\nselect s from t where i = {i};\n" for i in range(ROWS))
         said = self.client(s, data=f"use d; drop table if exists t; create table t (i int primary key, s text);\nbegin;\n{insert}commit;\n")

@@ -1,5 +1,5 @@
-"""nginx in front of gunicorn, uWSGI and php-fpm on Unix sockets. The client is wrk over TCP, without the library: what
-differs is the way from nginx to the program."""
+"""nginx in front of gunicorn, uWSGI and php-fpm on Unix sockets. The client is wrk over TCP, without the
+library. The sides differ only in the connections from nginx to the program."""
 
 import http.client
 import re
@@ -22,9 +22,9 @@ def page(n):
 
 
 class Front:
-    """nginx with a port for kept connections to `upstream`, and one for a connection a request."""
+    """nginx with a port for kept connections to `upstream`, and one that uses a new connection for each request."""
 
-    #: Requests a second of gunicorn and others are few: so long does a turn take, seconds.
+    #: Seconds of a turn. gunicorn and others answer few requests per second, so a turn must be long.
     seconds = 3
     url = "/{}"
 
@@ -97,7 +97,7 @@ class Front:
 
 
 class Gunicorn(Front):
-    """With threads: its other workers close each connection after one request."""
+    """gunicorn with threads: its other kinds of workers close each connection after one request."""
 
     name = "gunicorn"
 
@@ -107,7 +107,7 @@ class Gunicorn(Front):
 
 
 class Uwsgi(Front):
-    """Kept by HTTP 1.1: the uwsgi protocol has a connection a request."""
+    """uWSGI. Kept connections use HTTP 1.1, because the uwsgi protocol has a connection for each request."""
 
     name = "uWSGI"
 
@@ -139,7 +139,7 @@ class PhpFpm(Front):
         (d / "page.php").write_text(
             "<?php $n = (int)$_GET['n']; echo substr(str_repeat('0123456789abcdef', intdiv($n, 16) + 1), 0, $n);\n"
         )
-        # (A child serves one connection until that ends: as many as both ports of nginx may have.)
+        # A child serves one connection until it ends, so there are as many as both ports of nginx may have connections.
         (d / "fpm.conf").write_text(
             f"[global]\nerror_log = {d}/error.log\npid = {d}/pid\ndaemonize = no\n"
             f"[www]\nuser = root\ngroup = root\nlisten = {path}\npm = static\npm.max_children = {2 * KEPT}\n"

@@ -1,8 +1,8 @@
-//! Compiles every `src/<concern>.bpf.c` into a skeleton `OUT_DIR/<concern>.skel.rs`,
-//! and the policies (an example, and what tests need) to objects beside them.
+//! Compiles every `src/<concern>.bpf.c` to a skeleton `OUT_DIR/<concern>.skel.rs`, and the
+//! policies (an example, and those of the tests) to object files beside the skeletons.
 //!
-//! `clang-19` is Debian's name for it; `CLANG` names another one. Warnings are
-//! errors, because cargo hides what a build script prints when it succeeds.
+//! `clang-19` is the name of clang in Debian; the variable `CLANG` may name another one. Warnings
+//! are errors, because cargo hides the output of a build script that succeeds.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -34,7 +34,7 @@ fn main() {
     }
 }
 
-/// The `.bpf.c` files of a folder, and their names without that.
+/// The `.bpf.c` files of a folder, and their names without that ending.
 fn sources(folder: &str) -> Vec<(PathBuf, String)> {
     let files = fs::read_dir(folder).expect("part of the crate").map(|entry| entry.expect("a readable folder").path());
     let mut found: Vec<(PathBuf, String)> = files

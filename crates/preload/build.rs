@@ -1,35 +1,39 @@
-//! A library that hooks `close` must never be unloaded, and one that is loaded
-//! into every process of a shell loop should not drag a second library in: the
-//! unwinder comes from the compiler's static archive.
+//! A library that hooks `close` must never be unloaded. It also should not load a second library,
+//! because every process of a shell loop would load that, too: so the unwinder comes from the
+//! compiler's static archive.
 use std::{env, fs, path::Path, process::Command};
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // The ends of the table of faults are ours alone.
+    // Only this library may see the symbols for the ends of the fault table.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,start-stop-visibility=hidden");
-    // Each mapping of the library costs a program that opens no socket some 10 us of 700. So: headers, constants and code
-    // in one (LLD, which rustc brings along for x86-64, has an option of its own), data in another. What the loader could
-    // make read-only afterwards would protect nothing: beside it lie the addresses of libc's functions, looked up later.
+    // Each mapping of the library costs a program that opens no socket some 10 us of 700. So
+    // headers, constants and code share one mapping (LLD, which rustc brings along for x86-64,
+    // needs an extra option), and data has another. RELRO is off: the addresses of libc's
+    // functions, which are looked up later, lie beside the protected pages, so read-only pages
+    // would protect nothing.
     for flag in ["-Wl,-z,noseparate-code", "-Wl,-z,norelro"] {
         println!("cargo:rustc-cdylib-link-arg={flag}");
     }
     if links_with_lld() {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--no-rosegment");
     }
-    // The C library's start files would add code, data and names to look up, for constructors of an age ago.
+    // The C library's start files would add code, data and symbols, only for old-style
+    // constructors.
     println!("cargo:rustc-cdylib-link-arg=-nostartfiles");
-    // Code and data of forked children lie together.
+    // The linker script places code and data that forked children use side by side.
     let layout = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("layout.ld");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-T,{}", layout.display());
     println!("cargo:rerun-if-changed=layout.ld");
     let out = env::var("OUT_DIR").expect("cargo sets it");
-    // The standard library asks for -lgcc_s; this linker script answers first.
+    // The standard library links with -lgcc_s. The linker finds this script under that name first.
     fs::write(Path::new(&out).join("libgcc_s.so"), "INPUT(-lgcc_eh -lgcc -lc)\n").expect("OUT_DIR is writable");
     println!("cargo:rustc-link-search=native={out}");
     println!("cargo:rerun-if-changed=build.rs");
 }
 
-/// Does rustc link with its own LLD? (Since 1.90, on x86-64, unless somebody chose another linker.)
+/// Does rustc link with its own LLD? (It does since 1.90, on x86-64, unless another linker is
+/// configured.)
 fn links_with_lld() -> bool {
     let is_target = |name, value| env::var(name).is_ok_and(|v| v == value);
     let minor = || -> Option<u32> {

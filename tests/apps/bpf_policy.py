@@ -1,9 +1,10 @@
 #!/usr/bin/python3
-"""A BPF program where policies sit, until it is killed.
+"""Attaches one BPF program that acts as a policy, and keeps it attached until this process is killed.
 
-bpf_policy.py KIND PORT: xdp, tcx, netfilter (all let everything pass), xdp-drop (nothing passes), or sk_lookup, which
-drops what is for the port.
-Prints "attached" or "unsupported".
+bpf_policy.py KIND PORT
+
+KIND: xdp, tcx, netfilter (each lets every packet pass), xdp-drop (drops every packet), or sk_lookup (drops
+connections to PORT). Prints "attached" or "unsupported".
 """
 import ctypes
 import os
@@ -32,9 +33,10 @@ def returns(value):
 
 
 port = int(sys.argv[2])
-# struct bpf_sk_lookup: the local port is at 60. SK_DROP is 0.
+# In struct bpf_sk_lookup the local port is at offset 60. SK_DROP is 0.
 drops = [insn(0x61, 2, 1, 60), insn(0x55, 2, off=2, imm=port), *returns(0), *returns(1)]
-# Type of the program, of its place, the place, the program; what netfilter wants to know: inet is IPv4 here, output.
+# For each kind: type of the program, type of the attachment, target, program, link attributes.
+# The attributes of netfilter say IPv4, hook LOCAL_OUT.
 KINDS = {
     "xdp": (6, 37, LOOPBACK, returns(2), b""),
     "xdp-drop": (6, 37, LOOPBACK, returns(1), b""),

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Workers of which some do not accept for a while, for the tests of the balance.
+"""A server whose workers can stop accepting for a while, for the tests of load balancing.
 
     busy_server.py MODE PORT WORKERS BACKLOG
 
-MODE is how a worker waits: epoll, edge, exclusive, poll, select, block; with "thread-" before
-it workers are threads, with "own-" before it each has a listen socket of its own
-(SO_REUSEPORT). Worker i pins itself to CPU i modulo their number. A connection
-sends one line: "who" is answered "PID TID\\n"; "sleep SECONDS" is answered the same, and
-before that its worker does nothing else for so long.
+MODE is how a worker waits: epoll, edge, exclusive, poll, select, or block. With the prefix "thread-" the workers
+are threads; with "own-" each worker has its own listen socket (SO_REUSEPORT). Worker i pins itself to CPU i modulo
+the number of CPUs. A client sends one line, "who" or "sleep SECONDS". After "sleep" the worker does nothing else
+for that time. The answer is "PID TID SERVED\\n"; SERVED counts the connections of this process.
 """
 import os
 import select
@@ -57,7 +56,7 @@ def work(listener, index):
     listener.setblocking(False)
 
     def drain():
-        # One connection a turn, as most servers do.
+        # Accept one connection at each wake-up, as most servers do.
         try:
             conn, _ = listener.accept()
         except BlockingIOError:

@@ -1,9 +1,10 @@
-/* Threads that are cancelled, or leave by siglongjmp, while they wait on sockets: what
- * happened, as a transcript.
+/* Cancels threads, or makes them leave by siglongjmp, while they wait on sockets. Prints a
+ * transcript of what happened.
  *
  *     cancel [cancel|jump|kernel]
  *
- * "kernel": as "cancel", with clients that are bound in a way that has rules of its own.
+ * "kernel" is "cancel" with clients that set SO_REUSEPORT and bind before they connect: such
+ * connections have rules of their own.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -44,10 +45,10 @@ static void pause_ms(int ms) {
     while (nanosleep(&t, &t) < 0) {}
 }
 
-/* Is it one that waits for room? */
+/* Does the operation wait for room in the send buffer? */
 static int sends(int op) { return op >= SEND && op <= SENDMSG; }
 
-/* A call that waits for ever; the result once it does not. */
+/* Makes a call that waits until something ends the wait. Returns the result of the call. */
 static long operate(int op) {
     char b[8];
     struct iovec v = {b, sizeof b}, w = {big, sizeof big};
@@ -111,7 +112,7 @@ static void pair(void) {
     check(s >= 0 && epoll_ctl(ep, EPOLL_CTL_ADD, s, &ev) == 0, "accept");
 }
 
-/* Everything still works, and nobody holds anything. */
+/* Checks that the sockets still work, and that no thread has kept anything locked. */
 static void still_good(int op) {
     char b[8] = "";
     if (op == ACCEPT) {
@@ -121,7 +122,7 @@ static void still_good(int op) {
         close(y);
     }
     if (sends(op)) {
-        /* What was sent before is there, and then the end. */
+        /* The peer receives the earlier bytes first, and then the end of the stream. */
         long total = 0, n;
         close(s);
         while ((n = recv(c, big, sizeof big, 0)) > 0)
@@ -152,7 +153,7 @@ static void clean(void *p) {
     struct job *j = p;
     char b[4];
     j->cleaned++;
-    /* The handler may use sockets; not where bytes are counted. */
+    /* The cleanup handler may use sockets. It does not where the test counts bytes. */
     if (!j->before && !sends(j->op) && j->op != ACCEPT)
         j->cleaned += recv(s, b, sizeof b, MSG_DONTWAIT) < 0 && errno == EAGAIN;
     else
@@ -224,7 +225,7 @@ static void cancel_all(void) {
         if (!sends(op) && op != ACCEPT)
             cancelled(op, PTHREAD_CANCEL_DEFERRED, PTHREAD_CANCEL_DISABLE);
     }
-    /* A thread that does not wait: cancelled in its next call, whose bytes stay. */
+    /* The thread does not wait. It is cancelled in its next call, and the bytes remain unread. */
     printf("before the call\n");
     struct job j = {.op = RECV, .before = 1};
     pthread_t t, u;
@@ -241,7 +242,7 @@ static void cancel_all(void) {
     close(s);
     close(c);
     close(ep);
-    /* Of two threads that wait for the same, one is cancelled. */
+    /* Two threads wait for the same bytes, and one of them is cancelled. */
     printf("one of two\n");
     long got = -1;
     struct job k = {.op = RECV};
@@ -255,7 +256,7 @@ static void cancel_all(void) {
     pthread_join(u, 0);
     printf("  other %ld\n", got);
     still_good(RECV);
-    /* Descriptors that are not TCP. */
+    /* Waits on descriptors that are not TCP sockets. */
     int pipes[2];
     check(pipe(pipes) == 0, "pipe");
     for (int op = RECV; op <= SELECT; op++) {
@@ -286,7 +287,7 @@ static void jumped(int op, int times) {
     volatile int jumps = 0;
     pair();
     if (sends(op)) {
-        /* Full, so that each wait is one. */
+        /* Fill the send buffer, so that each send has to wait. */
         while (send(s, big, sizeof big, MSG_DONTWAIT) > 0) {}
     }
     for (volatile int i = 0; i < times; i++) {
@@ -309,7 +310,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "jump")) {
         struct sigaction a = {.sa_handler = jump};
         sigaction(SIGALRM, &a, 0);
-        /* More often than there are wakers. */
+        /* Jump out of more waits than the library has wakers. */
         for (int op = 0; op < OPERATIONS; op++)
             jumped(op, op == POLL || op == EPOLL_WAIT || op == ACCEPT ? 300 : 20);
     } else {

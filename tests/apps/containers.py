@@ -2,18 +2,19 @@
 
     containers.py serve PORT HOST [NAME] | proxy PORT HOST TO_PORT TO_HOST | ask PORT HOST REQUESTS CONNECTIONS [MORE]
 
-Client and server compare every byte. A server with a name sends that first, and when it is asked. The client keeps its
-connections and prints "ok". MORE is
+Client and server compare every byte. A server with a NAME sends the name when a client connects, and when the client
+asks for it. The client keeps its connections open and prints "ok". MORE is
 
-    wait         then wait for the end of the first connection; print how long that took and what it was
-    stay         then say "asked", and five seconds later ask again, and say "stayed"
-    unread       then ask, say "asked", and read the answers five seconds later
-    pass         then pass each through a Unix socket while answers wait to be read; go on with what comes out
-    greeted      the server has a name, which stays the same; print it for each connection
+    wait         afterwards wait for the end of the first connection; print how long that took and how it ended
+    stay         afterwards print "asked", send requests again five seconds later, and print "stayed"
+    unread       afterwards send requests, print "asked", and read the answers five seconds later
+    pass         afterwards pass each connection through a Unix socket while answers wait to be read, and continue with
+                 the descriptor that comes out
+    greeted      the server has a name, which must stay the same; print it for each connection
     nonblocking  connect, send and receive without blocking
-    in-turn      one connection after the other, with questions of 12 bytes
-    small        no question of more than 100 bytes
-    late=PID     stop that process after two questions, for longer than anybody waits for it
+    in-turn      open one connection after the other, with requests of 12 bytes
+    small        send no request of more than 100 bytes
+    late=PID     stop that process after two requests, for longer than any peer waits for it
 """
 import os
 import select
@@ -27,13 +28,13 @@ from streams import exactly
 
 SIZES = [1, 8, 100, 4096, 65536]
 WHO = b"\xff" * 4
-# 0 to 255 again and again.
+# The bytes 0 to 255, repeated.
 PATTERN = bytes(range(256)) * (max(SIZES) // 256 + 1)
 
 
 def small(sock):
-    """Sends what is left of a message at once, as servers and Docker's proxy do. Otherwise each such rest waits for
-    an acknowledgement, on a busy machine for 40 milliseconds each time."""
+    """Sets TCP_NODELAY, as servers and Docker's proxy do. Otherwise the last part of each message waits for an
+    acknowledgement, which takes 40 milliseconds on a busy machine."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -121,7 +122,7 @@ def main():
             data = n_of(n).to_bytes(4, "big") + payload(n_of(n))
             c.sendall(data)
             assert exactly(c, len(data)) == data, "answer"
-    # A change of the path is no change of names.
+    # A change of the path must not change the names.
     assert names == [(c.getsockname(), c.getpeername()) for c in conns], "names"
     assert all(n[1][:2] == where for n in names), names
     if "greeted" in more:
@@ -133,7 +134,7 @@ def main():
         for n, c in enumerate(conns):
             data = n.to_bytes(4, "big") + payload(n)
             c.sendall(data + data)
-            # The answers come while nobody reads.
+            # The answers arrive before the client reads them.
             assert exactly(c, 1) == data[:1]
             time.sleep(0.05)
             ours, theirs = socket.socketpair()

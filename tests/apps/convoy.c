@@ -1,14 +1,14 @@
 #define _GNU_SOURCE
-/* Many threads of one process that open and close connections in loops. convoy HOW THREADS TURNS
-
-   own     listen on a port of its own, connect to it, accept, three bytes, close, in each turn
-   kept    the same with one listener for each thread, kept for all turns
-   one     connect to one listener of all; four threads accept, answer, and close
-   epoll   as "one", and those four wait in epoll_wait for the listener and the connections
-   alike   all connect to one listener and accept from it, whatever connection that is
-
-   Prints the longest call of each kind and the time in all in microseconds on standard error, "ok" when every
-   byte came. */
+/* Many threads of one process open and close connections in loops. convoy HOW THREADS TURNS
+ *
+ *    own     in each turn: listen on a new port, connect to it, accept, send three bytes, close
+ *    kept    the same, but each thread keeps one listener for all turns
+ *    one     all threads connect to one listener; four threads accept, answer, and close
+ *    epoll   as "one", but those four threads wait in epoll_wait for the listener and the connections
+ *    alike   all threads connect to one listener and accept from it, whichever connection they get
+ *
+ *    Prints the longest call of each kind and the total time in microseconds on standard error, and "ok" if every
+ *    byte has arrived. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static int turns, threads, failed, shared = -1, shared_epoll = -1;
 static struct sockaddr_in shared_at;
 static const char *how;
 static pthread_barrier_t all_there;
-/* When the first thread began, and when the last one ended. */
+/* When the first thread began, and when the last one ended, in microseconds. */
 static long begun, ended;
 
 static long now_us(void) {
@@ -171,7 +171,7 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "epoll")) {
         struct epoll_event e = {.events = EPOLLIN, .data.fd = shared};
         shared_epoll = epoll_create1(0);
-        /* Several threads are told of one connection: only one gets it. */
+        /* Without EPOLLEXCLUSIVE several threads wake for each connection, but only one gets it. */
         e.events |= EPOLLEXCLUSIVE;
         epoll_ctl(shared_epoll, EPOLL_CTL_ADD, shared, &e);
     }

@@ -94,7 +94,7 @@ class Loop:
             except BlockingIOError:
                 return
             except (ConnectionResetError, BrokenPipeError):
-                # The kernel, too, says EPIPE once: reset after the peer's FIN.
+                # Kernel TCP, too, returns EPIPE once: for a reset after the peer's FIN.
                 self.drop(fd, conn)
                 return
             if not data:
@@ -122,7 +122,7 @@ class Loop:
             if not self.edge:
                 self.poller.change(fd, True, False)
                 return
-            # Edge-triggered: what arrived while we were writing has no edge left.
+            # Edge-triggered: bytes that arrived during the write cause no further edge.
             self.read(fd, conn)
             if fd not in self.conns or not (conn["out"] or conn["eof"]):
                 return

@@ -1,14 +1,15 @@
 #!/usr/bin/python3
-"""A connection that stays open: held.py HOST PORT [save_syn] [titled]. Says "ok" once the server has answered.
+"""Opens a connection and keeps it open: held.py HOST PORT [save_syn] [titled]. Prints "ok" after an answer.
 
-save_syn: with TCP_SAVE_SYN, which only the kernel has. titled: it writes over its environment first, as programs do that set a long title."""
+save_syn: sets TCP_SAVE_SYN, which only kernel TCP supports. titled: first overwrites the environment, as programs do
+that set a long process title."""
 import ctypes
 import socket
 import sys
 import time
 
 if "titled" in sys.argv[3:]:
-    # The 50th and 51st value of proc_pid_stat(5): where the environment begins and ends.
+    # Values 50 and 51 of proc_pid_stat(5): the addresses where the environment begins and ends.
     begin, end = map(int, open("/proc/self/stat").read().rsplit(")", 1)[1].split()[47:49])
     ctypes.memset(begin, 0, end - begin)
 

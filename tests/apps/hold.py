@@ -1,17 +1,18 @@
 #!/usr/bin/python3
-"""Opens connections and holds them until told to go on, for tests that kill
-somebody in the middle.
+"""Opens connections and holds them until told to go on, for tests that kill a process in the middle.
 
-hold.py PORT: echoes a line, prints "established", then for each line on the
-file named CONTROL (argv 2; grows) does what it says:
+hold.py PORT CONTROL
+
+Sends a line to an echo server at PORT, prints "established", then does what each line of the growing file CONTROL says:
   echo     one more round trip on the old connection -> "echoed"
   new      a new connection and a round trip         -> "new ok"
   wait     wait for the peer's end                   -> "EOF" or an errno name
   sleep    the same without a time limit
-  signal   a blocked recv, a signal whose handler    -> "restarted", or an errno name
-           restarts calls, then data
-  stdin    make it standard input, by dup2 and dup   -> "stdin", or the errno names; the connection goes on
-  exit     leave                                     -> "bye"
+  signal   a blocked recv, then a signal whose       -> "restarted", or an errno name
+           handler restarts calls, then data
+  stdin    make the connection standard input, by    -> "stdin", or the errno names; the connection goes on
+           dup2 and by dup
+  exit     exit                                      -> "bye"
 """
 import ctypes
 import errno
@@ -42,7 +43,7 @@ def as_stdin():
 
 
 def signalled():
-    """Python's own recv begins again by itself: the C library's is asked."""
+    """Calls the C library's recv, because Python's own recv starts again after EINTR."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
@@ -79,7 +80,7 @@ while True:
             trip(other, b"new\n")
         print("new ok", flush=True)
     elif command in ("wait", "sleep"):
-        # Without a time limit Python sleeps in the C library's recv.
+        # Without a timeout, Python sleeps in the C library's recv.
         sock.settimeout(None if command == "sleep" else 20)
         try:
             got = sock.recv(100)

@@ -2,15 +2,15 @@
 
     hosts.py serve PORT HOST | ask PORT HOST WHAT
 
-Each connection begins with 40 short requests, so that it may go over. The client prints what it has seen, which does not
-depend on the path. WHAT is
+Each connection begins with 40 short requests, so that it can leave kernel TCP. The client prints what it has seen,
+which does not depend on the path. WHAT is
 
-    half     send 3 MB, shut down, read the sum of it to the end
-    large    20 MB in both directions at once
-    slow     8 MB that the client reads slowly while it sends
-    reset    the server resets while it has more to read
+    half     send 3 MB, shut down, read their checksum to the end
+    large    send 20 MB in both directions at once
+    slow     send while the server sends 8 MB that the client reads slowly
+    reset    the server resets the connection while it has more to read
     closed   the server closes; the client goes on sending
-    abort    the client closes with a reset; the server says so on the next connection
+    abort    the client closes with a reset; the server reports it on the next connection
 """
 import hashlib
 import socket

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Policies at the loopback device: what the kernel refuses there nobody may have.
+"""Policies at the loopback device: if the kernel refuses a connection there, the library must refuse it, too.
 
-loopback_policy.py PORT: a line for each kind of policy, "KIND plain [...] meant [...] plain OUTCOME", and "end". In a
-network namespace of its own.
+loopback_policy.py PORT prints a line for each kind of policy, "KIND plain [...] meant [...] plain OUTCOME", and then
+"end". It runs in a network namespace of its own.
 """
 import errno
 import os
@@ -18,7 +18,8 @@ STOCK = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
 HERE = pathlib.Path(__file__).parent
 V4, V6 = "127.0.0.1", "::1"
 RULES = "ip rule add pref 100 lookup local; ip rule del pref 0; "
-#: Name, address, the policy, and its end. Packets that are dropped make `connect` wait: that is a timeout.
+#: Name, address, command that makes the policy, command that removes it (None: a BPF program).
+#: If the policy drops packets, `connect` times out.
 KINDS = [
     ("xfrm block", V6, f"ip xfrm policy add dir out dst ::1 proto tcp dport {PORT} action block", "ip xfrm policy flush"),
     ("xfrm block, from outside", V4, f"ip xfrm policy add dir in dst 127.0.0.1 proto tcp dport {PORT} action block",
@@ -46,7 +47,7 @@ def attempt(host, seconds=0.5):
 
 
 def allowed(host):
-    """The monitor may ask for the kernel's proof once more for two seconds."""
+    """Retries until an attempt succeeds. After a policy, the monitor may demand the kernel's proof for two seconds."""
     end = time.monotonic() + 30
     while (said := attempt(host, 5)) != "ok" and time.monotonic() < end:
         time.sleep(0.05)
@@ -69,7 +70,8 @@ for name, host, policy, undo in KINDS:
         is_there = program.stdout.readline().strip() == "attached"
     else:
         is_there = shell(policy)
-    # Most of them say that they come. Of a program nobody hears: what was answered before holds for two seconds.
+    # The kernel announces most policies, but not BPF programs. After one of these, an earlier
+    # answer of the monitor remains valid for two seconds.
     time.sleep(2.5 if program else 0.3)
     meant = [attempt(host) for _ in range(3)] if is_there else ["no such policy here"]
     if program:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""A monitor of another version, as far as a client can tell: other_version.py SOCKET. Whatever it
-is sent it sends back, refused with EPROTO."""
+"""Acts as a monitor of another version, as far as a client can tell: other_version.py SOCKET.
+It sends every message back, refused with EPROTO."""
 import errno
 import socket
 import struct

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""Rules that tell sockets by what they or their makers are: `plain` ones are allowed, those that the rule means are not.
+"""Firewall rules that match attributes of a socket or of the process that made it. Sockets that a rule does not match
+(`plain`) are allowed; sockets that it matches (`meant`) are refused.
 
-policy_attributes.py PORT: a line for each kind of rule, "KIND plain [...] meant [...] plain [...]", and "end".
-In a network namespace of its own, with a base chain that the script makes.
+policy_attributes.py PORT prints a line for each kind of rule, "KIND plain [...] meant [...] plain [...]", and then
+"end". It runs in a network namespace of its own; the script makes the base chain.
 """
 import ctypes
 import errno
@@ -42,7 +43,7 @@ def nft(*rules):
 
 
 def as_other(become, back):
-    """The outcomes of some attempts as somebody else."""
+    """Returns a function that makes three attempts under another identity and returns their outcomes."""
 
     def attempts(host):
         become()
@@ -55,7 +56,7 @@ def as_other(become, back):
 
 
 def in_thread(host):
-    """The other user is that of one thread, by a raw system call."""
+    """Attempts with another user ID in one thread only, which a raw system call sets."""
     seen = []
 
     def run():
@@ -94,7 +95,8 @@ KINDS = [
 def serve():
     echo = pathlib.Path(__file__).with_name("echo_server.py")
     server = subprocess.Popen([sys.executable, str(echo), "threaded", str(PORT), "::"], stdout=subprocess.DEVNULL)
-    # Its thread is in `accept` by the time that it has answered. (The kernel's: this process has met no policy.)
+    # Once the server has answered, its thread is in `accept`. The warm-up client runs without the
+    # library and uses kernel TCP, so that this process meets no policy.
     warm = "import socket,sys; s=socket.create_connection(('::1',int(sys.argv[1]))); s.sendall(b'x'); s.recv(1)"
     stock = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     while subprocess.run([sys.executable, "-c", warm, str(PORT)], env=stock, stderr=subprocess.DEVNULL).returncode:
@@ -103,7 +105,7 @@ def serve():
 
 
 server = serve()
-# Without a policy: sockets that are recycled later are root's.
+# Without a policy, these attempts make sockets as root, which the library recycles later.
 print("before", [attempt(V4) for _ in range(4)], flush=True)
 nft("add table inet attributes", "add chain inet attributes out { type filter hook output priority 0; }")
 RULE = "add rule inet attributes out tcp dport %d %s reject with tcp reset"

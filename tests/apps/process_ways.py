@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""A server that serves each connection in a process made or confined in another way.
+"""A server that serves each connection in a process which is made or confined in a different way.
 
-    process_ways.py serve PORT    one connection for each way, then "ok"
-    process_ways.py ask PORT      the client: 300 kB there and back, for each, then "ok"
+    process_ways.py serve PORT    serves one connection for each way, then prints "ok"
+    process_ways.py ask PORT      the client: sends 300 kB and receives them, for each way, then prints "ok"
 
-The ways: fork by system-call number (clone, clone3), libc's _Fork and clone; a
-child that lowers RLIMIT_AS to what a program of its size needs; one that forbids
-itself, by a seccomp filter, the calls that only the library makes.
+The ways: fork by system-call number (clone, clone3); libc's _Fork and clone; a child that lowers RLIMIT_AS to what
+a program of its size needs; a child whose seccomp filter forbids the calls that only the library makes.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ SIGCHLD = int(signal.SIGCHLD)
 SYS_CLONE, SYS_CLONE3 = 56, 435  # x86-64; aarch64: 220, 435
 if os.uname().machine == "aarch64":
     SYS_CLONE = 220
-#: eventfd2, futex, membarrier, memfd_create, sendmsg, recvmsg, socketpair, getrandom
+#: Numbers of eventfd2, futex, membarrier, memfd_create, sendmsg, recvmsg, socketpair, getrandom.
 FORBIDDEN = {"x86_64": (290, 202, 324, 319, 46, 47, 53, 318), "aarch64": (19, 98, 283, 279, 211, 212, 199, 278)}
 
 
@@ -52,7 +51,7 @@ def echo(c):
 
 
 def limited(c):
-    # What this interpreter has, ours not counted, fits twice.
+    # The limit is twice what this interpreter needs without the library.
     resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
     with mmap.mmap(-1, 64 << 20) as m:
         m[::4096] = bytes(len(m) // 4096)
@@ -60,7 +59,7 @@ def limited(c):
 
 
 def filtered(c):
-    # Instructions: load the number; for each forbidden one, kill; else allow.
+    # Load the number of the call. If it is forbidden, kill the process; otherwise allow the call.
     numbers = FORBIDDEN[os.uname().machine]
     code = [struct.pack("<HBBI", 0x20, 0, 0, 0)]
     for i, n in enumerate(numbers):
@@ -74,7 +73,7 @@ def filtered(c):
 
 
 def by_clone(c, served):
-    """libc's clone takes a function, and a stack for the child."""
+    """Calls libc's clone, which takes a function and a stack for the child."""
     stack = mmap.mmap(-1, 8 << 20)
     top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + len(stack)
 
@@ -99,7 +98,8 @@ def serve(port):
                 served(c)
                 os._exit(0)
             assert pid > 0, (name, os.strerror(ctypes.get_errno()))
-            # The child's alone from now on: no end may reach the client.
+            # From now on only the child has the connection. This close must not send an end to the
+            # client.
             c.close()
             _, status = os.waitpid(pid, 0)
             assert status == 0, f"{name}: the child ended with status {status:#x}"

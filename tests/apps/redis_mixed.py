@@ -94,7 +94,7 @@ if len(sys.argv) > 2 and sys.argv[2] == "bgsave":
             raise SystemExit("BGSAVE did not end")
         time.sleep(0.01)
     pipeline([("PING",), ("GET", "k1"), ("STRLEN", "k2")])
-    # The child is gone and must not have taken the connection with it.
+    # The child has exited. Its exit must not have closed the connection.
     print("saved", flush=True)
 
 print("ok", digest.hexdigest())

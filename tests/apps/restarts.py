@@ -1,10 +1,9 @@
 #!/usr/bin/python3
-"""Requests all the time, over connections that are kept and over new ones, for tests in which the monitor is
-restarted meanwhile.
+"""Sends requests all the time, over kept and over new connections, for tests that restart the monitor meanwhile.
 
-restarts.py REDIS HTTP FILE: a Redis server's port and a port where GET / answers with FILE. Each of four
-threads does one request after the other; each answer is compared. On SIGTERM it prints how many there were
-of each kind, and exits with 0. A request that fails is printed, and ends it with 1.
+restarts.py REDIS HTTP FILE: the port of a Redis server, and a port where GET / answers with FILE. Each of four
+threads sends one request after the other and compares the answers. On SIGTERM the program prints the number of
+requests of each kind and exits with 0. If a request fails, the program prints it and exits with 1.
 """
 import os
 import signal

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
-"""Connections with much data whose descriptors the other side keeps.
+"""Connections with much data, whose other side keeps its descriptors after the server has closed.
 
-rings.py serve PORT N WAY         serves N connections, closes each, and says "served". WAY: down (it sends, and closes),
-                                  up (it receives everything), both, or half (it shuts its side down first).
-rings.py hold PORT N WAY          connects N times, checks the bytes, and keeps the descriptors. Says "holds".
+rings.py serve PORT N WAY         serves N connections, closes each, and prints "served". WAY: down (the server sends
+                                  and closes), up (it receives everything), both, or half (it shuts its side down
+                                  first).
+rings.py hold PORT N WAY          connects N times, checks the bytes, keeps the descriptors, and prints "holds".
 rings.py short PORT N             connects N times, one after the other in each of 4 threads, and closes at once.
 """
 import signal
@@ -43,7 +44,7 @@ def serve(port, n, way):
             assert conn.recv(1) == b"k"
         conn.close()
     print("served", flush=True)
-    # It goes on to accept.
+    # The server continues to accept.
     listener.accept()
 
 

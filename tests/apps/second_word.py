@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""A peer that does what it can to the futex words by which a server sleeps.
+"""A hostile peer that manipulates the futex words on which a server sleeps.
 
-second_word.py serve PORT HOW      accepts a connection and sleeps on it: HOW is recv, send (until there is room) or poll.
-                                   Says "sleeps", and "ended" when the connection has.
-second_word.py move PORT PID       connects, moves all that sleep on the connection's words in process PID to another
-                                   word, says how many there were, and is killed.
-second_word.py tease PORT PID      connects, changes the words for a second of its CPU, and says how long that took.
+second_word.py serve PORT HOW      accepts a connection and sleeps on it: HOW is recv, send (until there is room) or
+                                   poll. Prints "sleeps", and "ended" when the connection has ended.
+second_word.py move PORT PID       connects, moves all sleepers of process PID from the connection's words to another
+                                   word, prints how many there were, and is killed.
+second_word.py tease PORT PID      connects, changes the words for one second of its CPU time, and prints how long that
+                                   took.
 """
 import ctypes
 import os
@@ -16,7 +17,7 @@ import sys
 import time
 
 FUTEX, CMP_REQUEUE, WAKE = 202, 4, 1
-# crates/abi/src/channel.rs
+# The layout of crates/abi/src/channel.rs.
 SLOTS, SLOT, SLOT_OFF, ESTABLISHED = 1024, 576, 118784, 2
 WANTS = [64 + 256 * direction + of for direction in (0, 1) for of in (128, 192)]
 
@@ -49,7 +50,7 @@ def channel():
 
 
 def words():
-    """Addresses of all futex words of the connection, and of one that nobody uses."""
+    """Returns the addresses of all futex words of the connection, and of a word that no process uses."""
     base = channel() + SLOT_OFF
     state = [ctypes.c_uint32.from_address(base + i * SLOT).value for i in range(SLOTS)]
     slot = base + state.index(ESTABLISHED) * SLOT
@@ -57,7 +58,7 @@ def words():
 
 
 def sleeps(pid):
-    """Does it sleep, and has it for long?"""
+    """Is the process blocked in a system call?"""
     with open(f"/proc/{pid}/syscall") as at:
         return at.read().split()[0] not in ("running", "-1")
 

@@ -1,6 +1,7 @@
-"""A set-user-ID program that has the library by /etc/ld.so.preload: does it greet what its user calls its monitor?
-Does root of a user namespace that has a number for nobody greet what nobody calls the monitor? Needs root, and
-changes /etc in a mount namespace.
+"""Tests which monitors a privileged program trusts. Without "nobody": a set-user-ID program that has the library by
+/etc/ld.so.preload; does it contact the socket that its user names as the monitor? With "nobody": root of a user
+namespace, with and without a mapping for nobody; does it contact a socket of nobody? Needs root, and changes /etc in
+a mount namespace.
 
 usage: unshare -m secure.py LIBRARY
        unshare -m secure.py nobody LIBRARY
@@ -21,7 +22,7 @@ VICTIM = "import socket, os; socket.socket(); print('socket as', os.geteuid(), f
 
 
 def heard(listener, given):
-    """What has come to either socket of the user's."""
+    """Has a message come to either socket of the user? Returns (to `given`, to `listener`)."""
     listener.settimeout(0.5)
     given.settimeout(0.5)
     try:
@@ -54,7 +55,7 @@ def attack(path, python):
 
 
 def as_root_of(users, args, env):
-    """Starts a program in a new user namespace. It ends with its standard input."""
+    """Starts a program in a new user namespace. The program ends when its standard input is closed."""
     ready, say_ready = os.pipe()
     mapped, say_mapped = os.pipe()
     stdin, end = os.pipe()
@@ -83,7 +84,7 @@ def nobody(library):
     listener.bind(path)
     child = os.fork()
     if child == 0:
-        # (SO_PEERCRED of a listener is whoever has called listen.)
+        # SO_PEERCRED of a listener gives the credentials of the process that called listen.
         os.setresuid(65534, 65534, 65534)
         listener.listen()
         os._exit(0)

@@ -1,6 +1,7 @@
-"""A server whose client is in the middle of a path switch, and does not go on.
+"""A server whose client has stopped in the middle of a path switch.
 
-usage: shut_while_moved.py PORT SHUT LOOK      files: when one exists the server shuts down for writing, and reads again
+usage: shut_while_moved.py PORT SHUT LOOK
+When the file SHUT exists, the server shuts down for writing. When the file LOOK exists, it reads again.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""What programs here do with a stream."""
+"""Helpers of these programs for streams."""
 
 
 def exactly(sock, n):
-    """`n` bytes; EOFError where the stream ends before."""
+    """Reads `n` bytes. Raises EOFError if the stream ends before."""
     got = b""
     while len(got) < n:
         part = sock.recv(n - len(got))
@@ -13,7 +13,7 @@ def exactly(sock, n):
 
 
 def trip(sock, message):
-    """A message to an echo server and back."""
+    """Sends a message to an echo server and compares the answer."""
     sock.sendall(message)
     if exactly(sock, len(message)) != message:
         raise SystemExit("bytes differ")

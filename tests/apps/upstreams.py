@@ -2,10 +2,11 @@
 
 usage: upstreams.py SERVERS UPSTREAMS CONNECTIONS MESSAGES [DESCRIPTORS]
 
-SERVERS processes have UPSTREAMS listeners between them; the client has CONNECTIONS to them in turn, all open at once,
-and asks on one after the other, at random, and checks each answer and the names of both ends. What it
-measures goes to stderr, a line of words and numbers: time, and the CPU time of all these processes and of MONITOR, a process
-in the environment, which is what can be compared on a machine with other load. DESCRIPTORS is the client's limit.
+SERVERS processes have UPSTREAMS listeners in total. The client opens CONNECTIONS to the listeners in turn, and keeps
+all open. It sends requests over randomly chosen connections, and checks each answer and the names of both ends. The
+measurements go to stderr, as a line of words and numbers: times, and the CPU time of all these processes and of process
+MONITOR (from the environment). CPU times can be compared on a machine with other load. DESCRIPTORS is the limit of the
+client.
 """
 
 import os
@@ -67,7 +68,7 @@ def ask(instance, c, n):
 
 
 def cpu(processes):
-    """CPU time of these in nanoseconds."""
+    """CPU time of the processes in nanoseconds."""
     total = 0
     for pid in processes:
         with open(f"/proc/{pid}/schedstat") as f:

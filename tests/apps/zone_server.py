@@ -3,23 +3,34 @@
 
     zone_server.py MODE ADDRESS PORT WORKERS [OPTION...]
 
-MODE is fork or thread, and how a worker waits: fork-block, fork-nonblock (busy, with
-pauses), fork-epoll, fork-edge, fork-oneshot, fork-exclusive, fork-poll, fork-select,
-and the same with thread-. Each connection is told "PID TID CPU SNDBUF KEEPIDLE TTL\\n" (the
-CPU that the worker is pinned to, or -1; the options of the accepted socket) and closed.
+MODE is fork or thread, and how a worker waits: fork-block, fork-nonblock (polls, with pauses), fork-epoll, fork-edge,
+fork-oneshot, fork-exclusive, fork-poll, fork-select, and the same with thread-. The worker sends on each connection
+"PID TID CPU SNDBUF KEEPIDLE TTL\\n" (CPU: the one that the worker is pinned to, or -1; then options of the accepted
+socket) and closes it.
 
-Options: pin (worker i pins itself to CPU i modulo their number), dual (an IPv6 socket
-that takes IPv4 too), tune (sets options on the listener before forking), user=UID (workers
-drop to that user), respawn (a worker that dies is started again), quit (a worker that
-gets SIGUSR1 ends in good order). SO_REUSEPORT by the program itself: reuseport (one socket,
-shared), sockets (one for each worker, made before the first fork, as nginx does), each (a
-worker makes its own). fd3: the socket is descriptor 3, as from systemd. early: with each, the
-sockets of all workers but the first listen already when that one does, but by a hand without the
-library, and are announced when it waits: as if all had started at the same moment. With epoll: another
-(a worker's first thread adds the listener, a second one waits; SIGUSR1 has the first one take it out
-again, while the second sleeps), itself (with another, and pin: only the second thread is pinned),
-several (three threads wait in one instance). With block: never (a worker's first thread adds the listener to an
-epoll instance in which nobody ever waits, and a second one accepts, as apache's do with one listener).
+Options:
+    pin        worker i pins itself to CPU i modulo the number of CPUs
+    dual       an IPv6 socket that accepts IPv4, too
+    tune       sets options on the listener before forking
+    user=UID   workers change to that user
+    respawn    a worker that dies is started again
+    quit       a worker that gets SIGUSR1 exits in good order
+    fd3        the socket is descriptor 3, as from systemd
+SO_REUSEPORT by the program itself:
+    reuseport  one shared socket
+    sockets    a socket for each worker, made before the first fork, as nginx does
+    each       each worker makes its own socket
+    early      with each: when the first worker's socket listens, those of the other workers listen already, because
+               a program without the library has called listen. The workers call listen again when the first one
+               waits, as if all had started at the same moment.
+With epoll:
+    another    a worker's first thread adds the listener, a second one waits; on SIGUSR1 the first thread removes the
+               listener while the second one sleeps
+    itself     with another and pin: only the second thread is pinned
+    several    three threads wait in one instance
+With block:
+    never      a worker's first thread adds the listener to an epoll instance in which no thread ever waits, and a
+               second one accepts, as Apache does with one listener
 """
 import os
 import select
@@ -58,7 +69,7 @@ def answer(conn):
 def drain(listener):
     while True:
         try:
-            # A worker leaves between two connections, never with one in its hand.
+            # A worker exits between two connections, never while it holds one.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
             conn, _ = listener.accept()
             answer(conn)
@@ -69,7 +80,7 @@ def drain(listener):
 
 
 def pin(cpu):
-    # Tests that run beside may have taken the CPU away for a while.
+    # Tests that run at the same time may have taken the CPU away for a while.
     for _ in range(1000):
         try:
             return os.sched_setaffinity(0, {cpu})
@@ -165,7 +176,7 @@ def listen(stock=False):
         listener.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 33)
     listener.bind((address, port))
     if stock:
-        # Its exit closes its copy only.
+        # When the child exits, it closes only its copy.
         code = f"import socket; socket.socket(fileno={listener.fileno()}).listen(512)"
         env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         subprocess.run([sys.executable, "-c", code], env=env, pass_fds=[listener.fileno()], check=True)

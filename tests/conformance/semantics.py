@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cases import CASES, Log
 
-# Seconds for a case.
+# Time limit of a case, in seconds.
 LIMIT = 20
 AT_ONCE = 3
 
@@ -105,7 +105,7 @@ def together(case_name):
 
 
 def where(thread):
-    """Line that a thread is at."""
+    """The source lines that a thread is executing."""
     frame, lines = sys._current_frames().get(thread.ident), []
     while frame:
         lines.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
@@ -176,7 +176,7 @@ def main():
         together(args.rest[0])
     elif args.verb == "run":
         wanted = [c for c in args.cases.split(",") if c] or list(CASES)
-        # Most of a case is waiting: while one waits, another one runs.
+        # A case mostly waits, so several run at the same time.
         with ThreadPoolExecutor(AT_ONCE) as pool:
             done = pool.map(lambda name: run_case(name, args.server, args.client, args.together), wanted)
             result = dict(zip(wanted, done))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Servers of Debian's sources, built with musl-gcc and with gcc, stock and under the library in turns.
+"""Builds servers from Debian's sources with musl-gcc and with gcc, and compares stock runs with runs under the library.
 
     tests/musl/run.py [NAME…] [--artifacts DIR] [--rounds N] [--time S] [--strict] [--json FILE]
 
 A row is one shape of load on one server: the medians of the rounds, and the ratio of ours to stock for each libc. Exit
-status 1 where an answer is wrong or a connection took another path, and with --strict where musl's ratio is below 0.9 of
-glibc's. Client and server of redis have the same libc; nginx's client is `wrk`, which has glibc. A client of Python, which
+status 1 if an answer is wrong or a connection took another path, and with --strict if musl's ratio is below 0.9 of
+glibc's. Client and server of redis have the same libc; nginx's client is `wrk`, which has glibc. A Python client, which
 has glibc, compares answers. Needs root (a network namespace). Sources and builds stay in target/musl.
 """
 
@@ -29,13 +29,15 @@ sys.path.insert(0, str(ROOT / "tests" / "suites"))
 import sources  # noqa: E402
 
 LIBCS = {"musl": "musl-gcc", "glibc": "gcc"}
-#: Of the ratio that a build with glibc has.
+#: The least ratio for musl, as a share of the ratio for glibc.
 LEAST = 0.9
+#: The environment of a Python program that imports this file.
+PATH = {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
 INSIDE = "FASTSOCKET_TEST_MUSL_NAMESPACE"
 
 
 class Wrong(Exception):
-    """A server or a path is not what it has to be."""
+    """A server or a path is not as it must be."""
 
 
 def said(argv, env=None, timeout=120):
@@ -46,7 +48,7 @@ def said(argv, env=None, timeout=120):
 
 
 def exchange(port, request, end):
-    """The whole answer: up to `end` bytes, or (0) until the server closes."""
+    """Sends a request. Returns the whole answer: `end` bytes or, if `end` is 0, all bytes until the server closes."""
     with socket.create_connection(("127.0.0.1", port), 20) as s:
         s.sendall(request)
         answer = b""
@@ -106,7 +108,8 @@ class Nginx:
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(tree, place, symlinks=True)
             without = [f"--without-http_{module}_module" for module in ("rewrite", "gzip", "auth_basic")]
-            # (musl in Debian has no crypt. nginx includes the header all the same, and calls nothing of it here.)
+            # (Debian's musl has no crypt. nginx includes the header all the same, and uses nothing
+            # of it here.)
             (place / "lacking").mkdir()
             if libc == "musl":
                 (place / "lacking" / "crypt.h").touch()
@@ -140,8 +143,126 @@ class Nginx:
                 raise Wrong(f"nginx: another file, {size} bytes")
 
 
+def copied(cache, package, libc):
+    """Returns the directory of a package's build for one libc, and the same directory again if it is not built yet."""
+    place = cache.root / f"{package}-{libc}"
+    if cache.done(place.name):
+        return place, None
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(cache.debian_source(package)[0], place, symlinks=True)
+    return place, place
+
+
+def kernel_headers(cache):
+    """Returns a directory with the kernel's headers and without glibc's. musl-gcc itself looks at neither."""
+    place = cache.root / "kernel-headers"
+    place.mkdir(exist_ok=True)
+    asm = pathlib.Path("/usr/include") / said(["gcc", "-print-multiarch"]).strip() / "asm"
+    for name, at in (("linux", pathlib.Path("/usr/include/linux")), ("asm-generic", pathlib.Path("/usr/include/asm-generic")), ("asm", asm)):
+        if not (place / name).exists():
+            (place / name).symlink_to(at)
+    return place
+
+
+class Memcached:
+    name = "memcached"
+    port = 7203
+    loads = {"get and set, 8 connections": []}
+
+    def build(self, cache, libc):
+        """Builds memcached with a static libevent of the same libc."""
+        event, todo = copied(cache, "libevent", libc)
+        if todo:
+            options = ["--disable-openssl", "--disable-shared", "--disable-samples", "--disable-libevent-regress"]
+            cache.sh(["./configure", f"CC={LIBCS[libc]}", f"CFLAGS=-O2 -idirafter {kernel_headers(cache)}", *options], cwd=todo)
+            # Debian patches files whose dates make automake and its tools run, so the tools are
+            # replaced.
+            frozen = [f"{tool}=:" for tool in ("AUTOMAKE", "AUTOCONF", "ACLOCAL", "AUTOHEADER")]
+            cache.sh(["make", f"-j{os.cpu_count()}", *frozen], cwd=todo)
+            cache.mark(todo.name)
+        place, todo = copied(cache, "memcached", libc)
+        if todo:
+            flags = [f"CPPFLAGS=-I{event}/include -idirafter {kernel_headers(cache)}", f"LDFLAGS=-L{event}/.libs"]
+            cache.sh(["./configure", f"CC={LIBCS[libc]}", *flags, "--disable-coverage", "--disable-docs"], cwd=todo)
+            cache.sh(["make", f"-j{os.cpu_count()}", "memcached"], cwd=todo)
+            cache.mark(todo.name)
+        return place
+
+    def command(self, place, directory):
+        return [place / "memcached", "-u", "root", "-l", "127.0.0.1", "-p", self.port, "-t", "2"]
+
+    def rate(self, place, words, seconds, env):
+        return float(said([sys.executable, "-c", f"import run; print(run.memcached_rate({self.port}, {seconds}))"], env | PATH))
+
+    def check(self):
+        for size in (1, 1000, 100000, 1000000):
+            value = bytes(i * 11 % 251 for i in range(size))
+            want = b"STORED\r\nVALUE k 5 %d\r\n%s\r\nEND\r\n" % (size, value)
+            if exchange(self.port, b"set k 5 0 %d\r\n%s\r\nget k\r\n" % (size, value), len(want)) != want:
+                raise Wrong(f"memcached: another value than was set, {size} bytes")
+
+
+def memcached_rate(port, seconds):
+    """Gets and sets per second, over eight connections, each with a batch of requests under way."""
+    request = b"set k 0 0 100\r\n" + b"x" * 100 + b"\r\n" + b"get k\r\n" * 8
+    answer = b"STORED\r\n" + (b"VALUE k 0 100\r\n" + b"x" * 100 + b"\r\nEND\r\n") * 8
+    connections = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(8)]
+    until, done = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        for s in connections:
+            s.sendall(request)
+        for s in connections:
+            got = b""
+            while len(got) < len(answer):
+                got += s.recv(65536) or b"the end" * len(answer)
+            if got != answer:
+                raise Wrong("memcached: another answer")
+        done += 9 * len(connections)
+    return done / seconds
+
+
+class Haproxy:
+    """haproxy in front of an nginx of the same libc."""
+
+    name = "haproxy"
+    port = 7204
+    loads = {"1 KiB, 40 connections": ["-c", "40", "-t", "1"]}
+    behind = Nginx()
+
+    def build(self, cache, libc):
+        self.nginx = self.behind.build(cache, libc)
+        place, todo = copied(cache, "haproxy", libc)
+        if todo:
+            target = "linux-musl" if libc == "musl" else "linux-glibc"
+            without = ["USE_LUA=", "USE_PCRE=", "USE_OPENSSL=", "USE_SYSTEMD=", "USE_ZLIB=", "USE_SLZ=1", "USE_CRYPT_H=", "USE_LIBCRYPT=", "USE_BACKTRACE="]
+            flags = [f"TARGET={target}", f"CC={LIBCS[libc]}", f"CPU_CFLAGS=-O2 -idirafter {kernel_headers(cache)}"]
+            cache.sh(["make", f"-j{os.cpu_count()}", *flags, *without], cwd=todo)
+            cache.mark(todo.name)
+        return place
+
+    def command(self, place, directory):
+        argv = self.behind.command(self.nginx, directory)
+        conf = directory / "haproxy.cfg"
+        conf.write_text(
+            "global\n  nbthread 1\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n"
+            f"frontend f\n  bind 127.0.0.1:{self.port}\n  default_backend b\nbackend b\n  server s 127.0.0.1:{self.behind.port}\n"
+        )
+        # Both programs are in one process group, which the shell ends.
+        both = 'trap "trap - TERM; kill 0" TERM; "$1" -p "$2" -c "$3" & "$4" -db -f "$5" & wait'
+        return ["sh", "-c", both, "sh", argv[0], directory, argv[4], place / "haproxy", conf]
+
+    def rate(self, place, words, seconds, env):
+        return Nginx.rate(self, place, words, seconds, env)
+
+    def check(self):
+        for size in (1024, 300000):
+            answer = exchange(self.port, b"GET /%d HTTP/1.0\r\n\r\n" % size, 0)
+            if answer.split(b"\r\n\r\n", 1)[1] != bytes(i * 3 % 256 for i in range(size)):
+                raise Wrong(f"haproxy: another file, {size} bytes")
+
+
 class Side:
-    """Stock, or the library of `artifacts` with a monitor of its own."""
+    """One side: stock, or the library of `artifacts` with a monitor of its own."""
 
     def __init__(self, directory, artifacts):
         self.env, self.artifacts = dict(os.environ), artifacts
@@ -185,26 +306,35 @@ def is_there(port):
 
 
 def check_under(side, program):
-    """The same comparison from a program of its own, which has the library."""
+    """Makes the same comparison in a separate program that has the library."""
     code = f"import run; run.{type(program).__name__}().check()"
-    said([sys.executable, "-c", code], side.preloaded | {"PYTHONPATH": str(pathlib.Path(__file__).parent)})
+    said([sys.executable, "-c", code], side.preloaded | PATH)
 
 
 def measured(program, place, artifacts, seconds):
-    """Rates of each load."""
+    """The rate of each load."""
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         side = Side(directory, artifacts)
         argv = list(map(str, program.command(place, directory)))
-        server = subprocess.Popen(argv, env=side.preloaded, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            argv, env=side.preloaded, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             until(lambda: server.poll() is not None or is_there(program.port), program.name)
+            until(lambda: not hasattr(program, "behind") or is_there(program.behind.port), program.name)
             before = side.counters()
             check_under(side, program)
             rates = {name: program.rate(place, words, seconds, side.preloaded) for name, words in program.loads.items()}
             after = side.counters()
             change = {name: after[name] - before.get(name, 0) for name in after}
-            if side.monitor and (change.get("connect_kernel") or change.get("accept_kernel") or not change.get("connect_shm")):
+            # haproxy drops privileges. Every two seconds it opens a connection in the kernel first,
+            # which moves to shared memory. (A program without the library has connected to both
+            # servers to see whether they are up.)
+            first = change.get("fallback.kernel_first", 0) if hasattr(program, "behind") else 0
+            connects, accepts = change.get("connect_kernel", 0), change.get("accept_kernel", 0)
+            stays = connects > first or accepts > first + 2 * hasattr(program, "behind") or first and not change.get("path_upgrade")
+            if side.monitor and (stays or not change.get("connect_shm")):
                 raise Wrong(f"{program.name}: not over shared memory: { {k: v for k, v in change.items() if v} }")
             return rates
         finally:
@@ -214,7 +344,7 @@ def measured(program, place, artifacts, seconds):
 
 
 def compare(program, cache, options):
-    """Rows of one server."""
+    """Measures one server, and returns its rows."""
     ratios = {}
     for libc in LIBCS:
         place = program.build(cache, libc)
@@ -239,7 +369,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     options.artifacts = options.artifacts.resolve()
-    programs = [p for p in (Redis(), Nginx()) if p.name in options.names or not options.names]
+    programs = [p for p in (Redis(), Nginx(), Memcached(), Haproxy()) if p.name in options.names or not options.names]
     cache = sources.Cache(ROOT / "target" / "musl")
     if INSIDE not in os.environ:
         for program in programs:

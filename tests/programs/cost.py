@@ -1,4 +1,4 @@
-"""What a load costs: CPU time, context switches and system calls of all processes of a lab, but for its monitors."""
+"""The cost of a load: CPU time, context switches and system calls of all processes of a lab except its monitors."""
 
 import os
 import pathlib
@@ -13,14 +13,14 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def processes(lab):
-    """Those of this namespace besides the lab's own."""
+    """The processes in this namespace that do not belong to the lab itself."""
     monitors = {m.pid for m in (lab.monitor, lab.world) if m}
     pids = {int(e.name) for e in pathlib.Path("/proc").iterdir() if e.name.isdigit()} - {1, os.getpid()} - monitors
     return [pid for pid in sorted(pids) if parent(pid) not in {None} | monitors]
 
 
 def parent(pid):
-    """None: it has ended."""
+    """The process ID of the parent, or None if the process has ended."""
     try:
         state, number = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
     except OSError:
@@ -29,7 +29,7 @@ def parent(pid):
 
 
 def of_process(pid):
-    """CPU time (seconds, with that of children that have ended) and context switches; zeros of a process that has ended."""
+    """CPU time in seconds (with that of ended children) and context switches. Both are 0 if the process has ended."""
     cpu = switches = 0
     try:
         place = pathlib.Path(f"/proc/{pid}")
@@ -39,7 +39,7 @@ def of_process(pid):
             cpu += int((task / "schedstat").read_text().split()[0]) / 1e9
             lines = (task / "status").read_text().splitlines()
             switches += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
-        # (The ticks have the threads that have ended, and nothing finer.)
+        # (The ticks include ended threads, but are coarse.)
         cpu = max(cpu, user + system) + ended_user + ended_system
     except OSError:
         pass
@@ -47,7 +47,7 @@ def of_process(pid):
 
 
 def now(lab):
-    """CPU time and context switches so far, those of clients that have ended with them."""
+    """CPU time and context switches so far, including those of clients that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu, switches = ended.ru_utime + ended.ru_stime, ended.ru_nvcsw + ended.ru_nivcsw
     for pid in processes(lab):
@@ -57,7 +57,7 @@ def now(lab):
 
 
 def calls_in(summary):
-    """The number of system calls that `strace -c` has written."""
+    """The number of system calls in the summary that `strace -c` has written."""
     lines = [line.split() for line in summary.read_text(errors="replace").splitlines()]
     totals = [int(words[3]) for words in lines if words[-1:] == ["total"]]
     if not totals:
@@ -66,13 +66,14 @@ def calls_in(summary):
 
 
 def system_calls(program, load, seconds, end):
-    """System calls of a request at one end, "server" or "client"; None: the client is no program of its own. strace stops
-    each call: the rate means nothing then."""
+    """System calls per request at one end, "server" or "client", or None if the client is not a program of its own.
+    strace stops each call, so the rate means nothing then."""
     lab, summary = program.lab, program.lab.out / f"calls.{end}"
     summary.unlink(missing_ok=True)
     strace = ["strace", "-c", "-f", "-qq", "-o", str(summary)]
     tracer = None
-    # (Also where it is not put before the client: a load by number is shorter then.)
+    # (`env` has no effect. But while a tracer is set, a load by number is shorter, and it must be
+    # so here, too.)
     lab.tracer = strace if end == "client" else ["env"]
     try:
         if end == "server":

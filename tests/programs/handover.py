@@ -5,8 +5,8 @@
 
 haproxy (its workers pass the listeners in a message), a node cluster of four (the primary passes each
 connection), nginx's binary upgrade (exec), and a service that is started with the socket of a manager without the
-library. Counted is what was opened after the first reload. Exit status 1 if a request fails, or less than 99 % of the
-connections use shared memory. Needs root. Writes target/handover.json.
+library. Only connections that are opened after the first reload count. Exit status 1 if a request fails, or if less
+than 99 % of the connections use shared memory. Needs root. Writes target/handover.json.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SHARE = 0.99
 
 
 class HaproxyAlone(Haproxy):
-    """It answers itself: there is no other leg."""
+    """haproxy answers requests itself, so there is no other leg."""
 
     pages = {"/": PAGE}
 
@@ -67,7 +67,7 @@ class Upgrade(NginxUpgrade):
 
 
 class Activated(Http):
-    """A manager holds the socket, and starts the service again with it."""
+    """A manager holds the socket, and on a reload starts the service again with it."""
 
     name = "socket activation"
     version = (PYTHON, "--version")
@@ -89,10 +89,10 @@ PROGRAMS = (HaproxyAlone, Cluster, Upgrade, Activated)
 
 
 def share(moved):
-    """Of the connections that clients opened: those over shared memory, from the start or later."""
+    """Returns the number of connections that clients opened, and how many of them use shared memory at some time."""
     get = lambda name: moved.get(name, 0)  # noqa: E731
     opened = get("connect_shm") + get("connect_kernel")
-    # Both ends count a change of the path, the one that begins it may do so twice.
+    # Both ends count a change of the path, and the end that begins the change may count it twice.
     there = get("connect_shm") + get("path_upgrade") // 2 - get("path_switch") // 2
     return opened, max(0, there)
 
@@ -102,7 +102,7 @@ def measure(program, seconds):
     program.prepare()
     program.start()
     what = {"threads": program.threads, "keep": getattr(program, "keep", False), **program.load()}
-    # What it does with its first connections is not what it does with all.
+    # A program treats its first connections differently, so the measurement begins after these.
     first = lab.load(what)
     time.sleep(1.0)
     program.reload()

@@ -1,12 +1,13 @@
-"""Connections that stay in the kernel, stock beside ours: what is compared, and when it is below."""
+"""Connections that stay in the kernel, compared with stock: what is compared, and when a result is below stock."""
 
 import statistics
 
-#: Ways over the kernel; the last one is stock again, and says how far two runs of the same are apart.
+#: The compared ways, all over the kernel. The last one is stock again, and shows how much two equal
+#: runs differ.
 WAYS = ("kernel", "client", "worlds", "control")
-#: Programs that are measured with both ends in worlds of their own.
+#: Programs that are also measured with both ends in different worlds.
 IN_WORLDS = ("postgresql",)
-#: Rounds without which nothing is called below stock.
+#: With fewer rounds than this, no result is called below stock.
 FEWEST = 3
 HEADS = {"kernel": "library at server", "client": "library at client", "worlds": "both, two worlds", "control": "stock again"}
 
@@ -16,7 +17,7 @@ def ways_of(name):
 
 
 def check(way, path):
-    """Why the connections of a turn were not those of this way, if they were not."""
+    """Returns why the connections of a turn were not those of this way, or None if they were."""
     if way not in ("kernel", "client", "worlds"):
         return None
     shared = {n: path[n] for n in ("connect_shm", "accept_shm", "path_upgrade") if path.get(n)}
@@ -28,7 +29,7 @@ def check(way, path):
 
 
 def ratios(turns, way, of):
-    """To stock: of the medians, lowest and highest round."""
+    """The ratios to stock: of the medians, and the lowest and the highest of the rounds."""
     each = [of(t[way]) / of(t["stock"]) for t in turns if of(t["stock"])]
     stock = statistics.median(of(t["stock"]) for t in turns)
     if not each or not stock:
@@ -44,7 +45,7 @@ QUANTITIES = {
 
 
 def measured(label, turns, calls):
-    """What is to be said of one row. `calls`: way to system calls of a request, by end."""
+    """The results of one row. `calls` maps each way to the system calls per request at each end."""
     present = [w for w in WAYS if w in turns[0]]
     stock = {q: statistics.median(of(t["stock"]) for t in turns) for q, of in QUANTITIES.items()}
     rows = {w: {q: ratios(turns, w, of) for q, of in QUANTITIES.items()} for w in present}
@@ -57,7 +58,7 @@ def measured(label, turns, calls):
 
 
 def below(rows):
-    """What is worse than stock in every round, and by the medians worse than the control ever was."""
+    """Quantities that are worse than stock in every round, and by the medians worse than every round of the control."""
     found, control = [], rows["control"]
     for way, of in rows.items():
         if way == "control":
@@ -74,14 +75,14 @@ def ratio(r):
 
 
 def calls_text(calls, way):
-    """Stock's and the way's system calls of a request, at the end that has the library."""
+    """System calls per request of stock and of the way, at each end that has the library."""
     ends = {"kernel": ["server"], "client": ["client"], "worlds": ["server", "client"]}.get(way, [])
     parts = [f"{calls['stock'][end]:.2f} {calls[way][end]:.2f}" for end in ends if end in calls.get(way, {}) and end in calls.get("stock", {})]
     return ", ".join(parts) or "-"
 
 
 def table(rows):
-    """The lines of a small table at the end."""
+    """The lines of the small table at the end of the output."""
     lines = ["", "In the kernel, to stock: median of the rounds (lowest-highest). Switches and system calls are of a request: stock's, this way's.",
              f"{'':48} {'way':18} {'rate':>20} {'CPU a request':>20} {'switches':>14} {'system calls':>14}"]  # fmt: skip
     for row in rows:

@@ -1,4 +1,4 @@
-"""Where one program is tried: a directory of its own, a monitor, processes that
+"""The place where one program is tried: a directory of its own, a monitor, processes that
 end with it, and clients. Runs as root in namespaces of its own (run.py)."""
 
 import json
@@ -19,22 +19,24 @@ sys.path.insert(0, str(HERE.parent / "suites"))
 import harness  # noqa: E402
 
 PYTHON = "/usr/bin/python3"
-#: The library's own descriptors and sockets may outlive a program this long, seconds.
+#: How long the library's own descriptors and sockets may outlive a program, in seconds.
 SETTLE = 5.0
 
 
 class Wrong(Exception):
-    """A step did not do what it has to."""
+    """A step did not do what it must do."""
 
 
-#: Which end has the library, and of which world: "ours" is the lab's monitor, "world" another one, which does not know
-#: the first. A backend is a server behind the one that is looked at.
+#: For each side: the ends that have the library, and the world of each end. "ours" is the lab's
+#: monitor; "world" is another monitor, which does not know the first one. A backend is a server
+#: behind the server under test.
 SIDES = {
     "stock": {},
-    # Stock a second time: how far two runs of the same are apart.
+    # Stock a second time shows how much two equal runs differ.
     "control": {},
     "ours": {"server": "ours", "client": "ours", "backend": "ours"},
-    # Connections that stay in the kernel: one end has the library, or both have it and two worlds.
+    # Connections stay in the kernel, because one end has the library, or both have it in two
+    # worlds.
     "kernel": {"server": "ours"},
     "client": {"client": "world"},
     "worlds": {"server": "ours", "client": "world"},
@@ -42,12 +44,12 @@ SIDES = {
 
 
 class Lab:
-    """`side`: one of SIDES. `out`: where logs stay."""
+    """`side` is one of SIDES. `out` is the directory for logs."""
 
     def __init__(self, side, out):
         self.side = side
         self.out = pathlib.Path(out)
-        # Gone with the namespace, and open to servers that drop their privileges.
+        # The mount ends with the namespace, and servers that drop their privileges can use it.
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=2g", "lab", "/run"], check=True)
         subprocess.run(["mount", "-t", "bpf", "bpf", "/sys/fs/bpf"], check=False, stderr=subprocess.DEVNULL)
         self.path = pathlib.Path("/run/lab")
@@ -56,7 +58,7 @@ class Lab:
         self.env = harness.plain_env()
         self.monitor = self.world = None
         self.world_env = {}
-        #: argv before that of the next clients, strace's say.
+        #: Words before the argv of the next clients, for example those of strace.
         self.tracer = []
         if "ours" in SIDES[side].values():
             self.start_monitor()
@@ -64,10 +66,10 @@ class Lab:
             self.start_world()
 
     def start_monitor(self):
-        """The system's: servers that give up root reach it as well."""
+        """Starts the system's monitor, which servers that give up root can reach, too."""
         pathlib.Path("/run/fastsocket").mkdir(mode=0o755, exist_ok=True)
         log = open(self.out / "monitor.log", "ab")
-        # Servers run as users of their own, clients as root: here all of them share memory.
+        # Servers run as users of their own, and clients as root. Here all of them share memory.
         users = ", ".join(str(uid) for uid in sorted({user.pw_uid for user in pwd.getpwall()}))
         config = self.out / "fastsocketd.toml"
         config.write_text(f'share = [[{users}]]\n[[rule]]\naction = "allow"\n')
@@ -75,7 +77,7 @@ class Lab:
         self.until(lambda: self.ask("stat") is not None, 10, "the monitor does not answer")
 
     def start_world(self):
-        """A private monitor, for clients that are not to meet the servers' library."""
+        """Starts a private monitor, for clients that must not meet the servers' library."""
         path, self.world = harness.start_monitor(self.path / "world")
         self.world_env = {"FASTSOCKET_SOCKET": str(path)}
 
@@ -103,7 +105,7 @@ class Lab:
         return [*(["env", *world] if world else []), harness.tool("cli"), "run", "--", *argv]
 
     def start(self, argv, *, env=None, side=None, name=None, cwd=None, stdout=None, role="server"):
-        """A process in the background, under the library where its side has that."""
+        """Starts a process in the background. It has the library if its end of the side has it."""
         log = open(self.out / f"{name or pathlib.Path(str(argv[0])).name}.log", "ab")
         process = subprocess.Popen(
             self.command(argv, side, role), cwd=cwd or self.path, env={**self.env, **(env or {})}, stdin=subprocess.DEVNULL,
@@ -113,7 +115,7 @@ class Lab:
         return process
 
     def run(self, argv, *, env=None, side=None, timeout=60, status=0, data=None):
-        """Standard output of a client that has to end with `status`."""
+        """Runs a client, which must end with `status`, and returns its standard output."""
         argv = [str(a) for a in argv]
         try:
             done = subprocess.run(
@@ -139,7 +141,7 @@ class Lab:
             time.sleep(0.02)
 
     def sockets(self, port, state="0A"):
-        """Kernel sockets of a local port and state (hexadecimal, as in /proc/net/tcp)."""
+        """Number of kernel sockets with this local port and state (hexadecimal, as in /proc/net/tcp)."""
         n = 0
         for name in ("tcp", "tcp6"):
             for line in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -148,7 +150,7 @@ class Lab:
         return n
 
     def listens(self, port, process=None, limit=30, known=True):
-        """Waits for a listener that, on our side, the monitor knows (`known`)."""
+        """Waits for a listener. On our side it waits until the monitor knows the listener, too (if `known`)."""
 
         def there():
             if process is not None and process.poll() is not None:
@@ -163,12 +165,12 @@ class Lab:
         return bool(state) and any(x["local"].endswith(f":{port}") for x in state["listeners"])
 
     def ask(self, verb, env=None):
-        """`fastsocket VERB --json`, or None if nobody answers."""
+        """The answer of `fastsocket VERB --json`, or None if no monitor answers."""
         done = subprocess.run([harness.tool("cli"), verb, "--json"], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def counters(self):
-        """Those of the library, and `tcp_opens`: connections that the kernel opened in this namespace, by its own count."""
+        """The library's counters, and `tcp_opens`: connections that the kernel has opened in this namespace."""
         rows = [r.split() for r in pathlib.Path("/proc/net/snmp").read_text().splitlines() if r.startswith("Tcp:")]
         kernel = {"tcp_opens": int(dict(zip(*rows, strict=True))["ActiveOpens"])}
         sums = {}
@@ -181,15 +183,15 @@ class Lab:
         return {**sums, **kernel}
 
     def load(self, spec):
-        """`load.py` in the background; see there."""
+        """Starts `load.py` in the background, with `spec` as its argument."""
         log = tempfile.TemporaryFile()
         process = self.start([PYTHON, HERE / "load.py", json.dumps(spec)], name="load", stdout=log, role="client")
         process.result, process.began = log, time.monotonic()
         return process
 
     def ended_load(self, process):
-        """Stops a load; what it says."""
-        # Before it handles the signal it has nothing to say.
+        """Stops a load, and returns its report."""
+        # Until the load handles the signal, it has nothing to report.
         young = time.monotonic() - process.began < 3
         process.send_signal(signal.SIGTERM)
         try:
@@ -205,7 +207,7 @@ class Lab:
         return json.loads(text)
 
     def left(self):
-        """Processes besides this one, its ancestors and the two of the monitor."""
+        """Processes besides process 1, this one, and the two of the monitor."""
         monitor = self.monitor.pid if self.monitor else None
         mine = {1, os.getpid(), monitor}
         found = []
@@ -220,14 +222,14 @@ class Lab:
         return found
 
     def settled_connections(self):
-        """Waits a while for the connections of clients that have ended."""
+        """Waits for the end of connections whose clients have ended, for SETTLE seconds at most."""
         try:
             self.until(lambda: not (self.ask("ss") or {}).get("connections"), SETTLE, "")
         except Wrong:
             pass
 
     def settled(self):
-        """Waits until the monitor has forgotten everything; what it still holds after that."""
+        """Waits until the monitor holds nothing. Returns what it still holds after SETTLE seconds."""
         rest = {}
 
         def empty():
@@ -261,7 +263,7 @@ def free_port():
 
 
 def noise(seed, size):
-    """Bytes that repeat nowhere, the same on every run."""
+    """Bytes without repetitions, the same on every run."""
     import random
 
     return random.Random(seed).randbytes(size)

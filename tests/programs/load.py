@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Clients that go on until SIGTERM, and count. One JSON argument:
+"""Clients that send requests until SIGTERM, and count. One JSON argument:
 
     {"threads": N, "kind": "http", "port": P, "paths": {PATH: SHA256, …}, "keep": BOOL}
     {"threads": N, "kind": "redis" | "memcached" | "echo", "port": P}
-    {"threads": 1, "kind": "echo-fork", "port": P}    the connection is used by two processes in turn
+    {"threads": 1, "kind": "echo-fork", "port": P}    two processes use the connection in turn
     {"threads": N, "kind": "run", "argv": […], "sha": SHA256 of its standard output}
 
-Writes {"ok": N, "failed": {REASON: N}, "wrong": [WHAT, …]}: `wrong` are answers
-that were complete by their own account and had other bytes.
+Writes {"ok": N, "failed": {REASON: N}, "wrong": [WHAT, …]}: `wrong` lists answers
+that were complete according to their length, but had other bytes.
 """
 
 import collections
@@ -78,7 +78,7 @@ def http_client(spec):
 
 
 def exchange(spec, command, answer):
-    """A connection for eight requests, of sizes that fit a segment and not."""
+    """Uses each connection for eight requests, some of which fit into one segment and some do not."""
     n = 0
     while not stop.is_set():
         try:
@@ -142,7 +142,7 @@ def memcached_client(spec):
 
 
 def echo_some(c, n):
-    """Messages of sizes that fit a segment and not; the answers must be them."""
+    """Sends messages, some of which fit into one segment and some do not, and compares the echoes."""
     for size in (1, 100, 5000, 200000):
         data = hashlib.sha256(f"{os.getpid()}-{n}-{size}".encode()).digest() * (size // 32 + 1)
         c.sendall(data)
@@ -173,7 +173,7 @@ def echo_client(spec):
 
 
 def echo_fork_client(spec):
-    """A child talks first, then the parent on the same connection."""
+    """A child uses the connection first, then its parent does."""
     n = 0
     while not stop.is_set():
         n += 1
@@ -226,7 +226,7 @@ def reason(error):
 
 def main():
     spec = json.loads(sys.argv[1])
-    # Not `stop.set()`, which waits for a lock that this very thread may hold.
+    # Not `stop.set()`: it waits for a lock that this very thread may hold.
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     ok, failed, wrong = collections.Counter(), collections.Counter(), []

@@ -1,4 +1,4 @@
-"""Loads on real programs: a rate of requests of each, by the program's usual client."""
+"""Loads on real programs. Each gives a rate of requests, by the program's usual client."""
 
 import re
 import time
@@ -15,12 +15,12 @@ def number(text, pattern, what):
 
 
 def wrk(path, connections, threads=1, close=False):
-    """A closed loop of HTTP requests; `close`: each over a connection of its own."""
+    """A closed loop of HTTP requests. With `close`, each request has a connection of its own."""
 
     def load(p, seconds):
         header = ["-H", "Connection: close"] if close else []
         said = p.lab.run(["wrk", "-t", threads, "-c", connections, "-d", f"{seconds}s", *header, p.url(path)]).decode()
-        # (That a server ends a connection after so many requests `wrk` calls an error of reading.)
+        # (If a server ends a connection after a number of requests, `wrk` reports a read error.)
         if "Non-2xx" in said or re.search(r"Socket errors: (?!connect 0, read \d+, write 0, timeout 0)", said):
             raise Wrong(f"wrk: {said}")
         return number(said, r"Requests/sec:\s*([\d.]+)", "wrk")
@@ -38,8 +38,8 @@ def pgbench(clients, threads, *words):
 
 
 def counted(run, first):
-    """A load by its number of requests: `run(p, n)` is the rate. The number that takes long enough is found at the
-    first turn."""
+    """A load with a given number of requests: `run(p, n)` returns the rate. The first turn finds the number that takes
+    long enough."""
 
     def load(p, seconds):
         sizes = p.__dict__.setdefault("sizes", {})
@@ -48,7 +48,7 @@ def counted(run, first):
             for _ in range(4):
                 n = max(first, int(run(p, n) * seconds))
             sizes[load] = n
-        # (Under strace, less: a system call takes many times as long.)
+        # (Fewer requests under strace, because a system call takes many times as long.)
         n = max(first, sizes[load] // 8) if p.lab.tracer else sizes[load]
         rate = run(p, n)
         p.requests = n
@@ -66,7 +66,7 @@ def sysbench(clients, test="oltp_point_select"):
 
 
 def slap(clients):
-    """A connection for each query."""
+    """Each query has a connection of its own."""
 
     def run(p, n):
         n = max(n // clients, 1) * clients
@@ -88,7 +88,7 @@ def redis(clients, kind, *words):
 
 
 def own(threads):
-    """Clients of load.py, which compare the answers."""
+    """The clients of load.py, which compare the answers."""
 
     def load(p, seconds):
         running = p.lab.load({"threads": threads, **p.load()})
@@ -151,7 +151,7 @@ class PostgresRates(stores.Postgres):
 
 
 class MariadbRates(stores.Mariadb):
-    """With a thread for each connection."""
+    """MariaDB with a thread for each connection."""
 
     def argv(self):
         return [*super().argv(), "--max-connections=400"]
@@ -174,7 +174,7 @@ HTTP = {
 SHORT = {f"a connection a request, c={c}": wrk("/1000", c, min(c, 2), close=True) for c in (1, 8, 64, 256)}
 SHORT_QUERIES = {f"a connection a query, c={c}": slap(c) for c in (1, 8, 64, 256)}
 SLOW = {k: HTTP[k] for k in ("1 connection", "32 connections", "64 KiB")}
-#: Program and the loads it is put under.
+#: Each program, with its loads.
 CASES = [
     (PostgresRates, {f"-S prepared c={c} j={j}": pgbench(c, j, *PREPARED) for c, j in ((1, 1), (2, 2), (8, 1), (16, 2), (64, 2))}
      | {"-S simple c=8 j=2": pgbench(8, 2, "-S"), "TPC-B c=8 j=2": pgbench(8, 2),

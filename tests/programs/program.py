@@ -1,4 +1,4 @@
-"""What every program goes through, and what it may say about itself."""
+"""The steps that every program goes through, and what a program declares about itself."""
 
 import signal
 import subprocess
@@ -6,74 +6,79 @@ import time
 
 from lab import Wrong, free_port
 
-#: Counters that say which path connections took.
+#: Counters that show which path connections took.
 PATHS = ("connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "path_switch", "path_upgrade", "hostile_peer", "tcp_opens")
 RELOADS = 3
 
 
 class Program:
-    """A server and its client. Subclasses say how; `lab` is where."""
+    """A server and its client. Subclasses define both; `lab` is the place where they run."""
 
     name = ""
     #: argv whose first line of output names the version.
     version = ()
-    #: The path of connections: "shm"; "switch" (begun over shared memory, then the kernel's,
-    #: by nature of the program: the connection goes through exec or to another process);
-    #: "passes" (it accepts here and serves there: the first connection switches, those after it begin
-    #: in the kernel, and long ones go over); "kernel" (no libc: raw system calls).
+    #: The path of connections:
+    #: "shm": shared memory.
+    #: "passes": the program accepts in one process and serves in another. The first connection switches; later ones
+    #: begin in the kernel, and long ones move to shared memory.
+    #: "learned": the program forks for each connection and moves it to the kernel, or its connections are short. After
+    #: the first ones, the listener accepts only from the kernel (ADR 76).
+    #: "kernel": raw system calls without libc, or an option that only kernel TCP has.
     path = "shm"
-    #: Signal for a clean end, and the exit statuses that are one.
+    #: The signal for a clean end, and the exit statuses of a clean end.
     stop_signal = signal.SIGTERM
     stop_status = (0,)
-    #: Why some connections are the kernel's from the start.
+    #: Why some connections use kernel TCP from the start.
     kernel_too = ""
-    #: Why a reload may lose requests (it does on stock sockets).
+    #: Why a reload may lose requests (it loses them on stock sockets, too).
     reload_loses = ""
     restarts = True
     threads = 8
     env = None
-    #: Or "backend": a server behind the one that is looked at.
+    #: "server", or "backend" for a server behind the server under test.
     role = "server"
 
     def __init__(self, lab):
         self.lab = lab
         self.port = free_port()
         self.process = None
+        #: Does the server's listener accept only from the kernel?
+        self.has_learned = False
 
-    # What subclasses say.
+    # Subclasses define the following.
 
     def prepare(self):
-        """Files, databases, further servers."""
+        """Makes files and databases, and starts further servers."""
 
     def argv(self):
         raise NotImplementedError
 
     def serve(self):
-        """Real clients, bytes compared. The number of TCP connections they made, at least."""
+        """Runs real clients and compares bytes. Returns the least number of TCP connections that they made."""
         raise NotImplementedError
 
     def load(self):
-        """For load.py, without the number of threads."""
+        """The argument for load.py, without the number of threads."""
         raise NotImplementedError
 
-    #: def reload(self): once; `None` where the program has nothing of the kind.
+    #: `def reload(self)` reloads once. None: the program cannot reload.
     reload = None
 
     def ready(self):
-        """Called after the listener is there."""
+        """Called when the listener is there."""
 
     def after(self):
-        """Called after the end: ends further servers."""
+        """Called after the end, to end further servers."""
 
-    # What is done with it.
+    # The test uses the following.
 
     def start(self):
         self.process = self.lab.start(self.argv(), name=type(self).__name__.lower(), env=self.env, role=self.role)
-        self.lab.listens(self.port, self.process, known=self.path != "kernel")
+        self.lab.listens(self.port, self.process, known=self.path not in ("kernel", "learned"))
         self.ready()
 
     def stop(self):
-        """A clean end; how long it took, seconds."""
+        """Ends the server cleanly. Returns how long that took, in seconds."""
         began = time.monotonic()
         self.process.send_signal(self.stop_signal)
         try:
@@ -95,12 +100,13 @@ def difference(before, after):
 
 
 def judge_path(program, moved, connections, where):
-    """Did the connections of a step take the path that they have to?"""
+    """Checks that the connections of a step took the path that they must take."""
     get = lambda name: moved.get(name, 0)  # noqa: E731
     if get("hostile_peer"):
         raise Wrong(f"{where}: a peer was called hostile: {moved}")
     if program.path == "kernel":
-        # A client that never meets one of ours has no place for counters: the kernel's own.
+        # A client that never meets a peer with the library has no counters, so the kernel's count
+        # is used.
         if get("connect_shm") or get("accept_shm") or get("tcp_opens") < connections:
             raise Wrong(f"{where}: not all over the kernel: {moved}")
         return
@@ -109,9 +115,18 @@ def judge_path(program, moved, connections, where):
         if seen < connections or get("accept_shm") and not get("path_switch"):
             raise Wrong(f"{where}: {connections} connections, switched or the kernel's: {moved}")
         return
+    if program.path == "learned":
+        program.has_learned |= bool(get("fallback.short_lived"))
+        seen = get("accept_shm") + get("accept_kernel")
+        if seen < connections or get("accept_shm") and not get("path_switch"):
+            raise Wrong(f"{where}: {connections} connections, switched or the kernel's: {moved}")
+        if get("connect_kernel") > get("fallback.resource") and not program.has_learned:
+            raise Wrong(f"{where}: the kernel's before the server has learned: {moved}")
+        return
     if program.kernel_too:
         connections -= get("fallback.kernel_first")
-    # On a busy machine the monitor may answer too late for one: the library does not wait for it.
+    # On a busy machine the monitor may answer too late for a connection, because the library does
+    # not wait.
     late = get("fallback.monitor_busy")
     connections -= late
     if get("connect_shm") < connections or get("accept_shm") < connections:
@@ -120,8 +135,6 @@ def judge_path(program, moved, connections, where):
         raise Wrong(f"{where}: connections over kernel TCP: {moved}")
     if program.path == "shm" and get("tcp_opens") > late and not program.kernel_too:
         raise Wrong(f"{where}: the kernel opened connections: {moved}")
-    if program.path == "switch" and not get("path_switch"):
-        raise Wrong(f"{where}: no connection was switched; this program is named as one that does: {moved}")
 
 
 class Trial:

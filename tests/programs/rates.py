@@ -3,17 +3,17 @@
 
     tests/programs/rates.py [NAME…] [--paths stock,ours,kernel] [--rounds N] [--time S] [--strict] [--json FILE]
 
-All sides run in namespaces of their own at once; those whose turn it is not wait. A row is one
+All sides run in namespaces of their own at once, and each waits until it is its turn. A row is one
 shape of load on one program: the medians of the rounds, the ratio of ours to stock with the range of
-the rounds' own ratios, CPU time a request (of the whole machine: run it alone), and the share of the
-connections that went over shared memory. Exit status 1 where a load failed or its connections took
-another path, and with --strict where a ratio is below 1 by more than its spread. Needs root.
+the rounds' own ratios, CPU time per request (of the whole machine, so run it alone), and the share of the
+connections that used shared memory. Exit status 1 if a load failed or its connections took
+another path, and with --strict if a ratio is below 1 by more than its spread. Needs root.
 NAME: the beginning of a row's name.
 
-`--paths kernel` adds connections that stay in the kernel, beside stock: the library at the server only, at
+`--paths kernel` adds connections that stay in the kernel, to compare with stock: the library at the server only, at
 the client only, at both in two worlds (postgresql), and stock a second time, the control. A table at the end has their
-rates, CPU time (of the program's and the client's processes), context switches and system calls a request. System calls
-are counted in a round of their own, by strace. --strict fails where a way is below stock by more than the control.
+rates, CPU time (of the program's and the client's processes), context switches and system calls per request. strace
+counts the system calls, in a separate round. --strict fails if a way is below stock by more than the control is.
 """
 
 import argparse
@@ -39,14 +39,14 @@ from program import difference  # noqa: E402
 
 
 def busy():
-    """CPU time that the whole machine has used, seconds."""
+    """CPU time that the whole machine has used, in seconds."""
     words = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()
     user, nice, system, _idle, _wait, irq, softirq = (int(w) for w in words[1:8])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def inside(name, side, out):
-    """One program on one side: does what the FIFO `asked` says, a load a line; an answer a line to `told`."""
+    """Runs one program on one side. Reads a load from each line of the FIFO `asked`, and writes an answer to `told`."""
     cls = next(c for c, _ in CASES if c.name == name)
     with open(out / "asked") as asked, open(out / "told", "w") as told:
         lab = Lab(side, out)
@@ -65,7 +65,7 @@ def inside(name, side, out):
                         print(json.dumps(answer), file=told, flush=True)
                         continue
                     if label not in begun:
-                        # Caches fill, and the size of the load is found.
+                        # This run fills caches and finds the size of the load.
                         begun.add(label)
                         load(program, seconds)
                     before, used, cpu, began = lab.counters(), cost.now(lab), busy(), time.monotonic()
@@ -86,7 +86,7 @@ def inside(name, side, out):
 
 
 class Side:
-    """A program that waits for its turns."""
+    """A program on one side, which waits for its turns."""
 
     def __init__(self, cls, side, out):
         self.out = out / side
@@ -107,7 +107,7 @@ class Side:
         return answer
 
     def turn(self, label, seconds, end=None):
-        """A load. `end`: only the system calls of that end are counted."""
+        """Runs a load. With `end`, only the system calls of that end are counted."""
         print(json.dumps([label, seconds, end]), file=self.asked, flush=True)
         return self.answer()
 
@@ -125,7 +125,8 @@ def measured(label, cls, turns):
     for t in ours:
         for name, n in t["path"].items():
             path[name] = path.get(name, 0) + n
-    # (Connections to a server that has seen that they are too short are where they belong.)
+    # (If a server has found that its connections are too short, kernel TCP is the right path for
+    # them.)
     meant = path.get("fallback.no_listener", 0) if path.get("fallback.short_lived") else 0
     shm, kernel = path.get("connect_shm", 0) + meant, path.get("connect_kernel", 0) - meant
     return {
@@ -161,7 +162,7 @@ def arguments():
 
 
 def system_calls(sides, label, seconds):
-    """Way to system calls of a request, by the ends that have the library there; stock's have all ends that are compared."""
+    """Maps each way to its system calls per request, at the ends that have the library. Stock has all compared ends."""
     ends = {"kernel": ["server"], "client": ["client"], "worlds": ["server", "client"], "stock": ["server", "client"]}
     calls = {}
     for way in (w for w in ends if w in sides):
@@ -175,7 +176,7 @@ def system_calls(sides, label, seconds):
 
 
 def program_rows(cls, labels, args, place):
-    """Measures the loads of one program: a row at a time of both tables, and what was wrong."""
+    """Measures the loads of one program, one after the other. Each gives a row of both tables, and what was wrong."""
     ways = ["stock", *(["ours"] if "ours" in args.paths else []), *(kernel.ways_of(cls.name) if "kernel" in args.paths else [])]
     sides = {}
     try:
@@ -185,7 +186,7 @@ def program_rows(cls, labels, args, place):
         for label in labels:
             turns = []
             for i in range(args.rounds):
-                # Each is the first once.
+                # Each way is the first one once.
                 order = [ways[(i + k) % len(ways)] for k in range(len(ways))]
                 turns.append({side: sides[side].turn(label, args.time) for side in order})
             row = measured(label, cls, turns) if "ours" in ways else None

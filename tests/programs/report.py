@@ -1,10 +1,8 @@
-"""docs/programs.md, from what was measured."""
+"""Makes docs/programs.md from the measurements."""
 
 import fcntl
 import json
 import re
-
-STEPS = ("serve", "reload", "restart", "shutdown")
 
 
 def key(name):
@@ -17,64 +15,66 @@ def short_version(line):
 
 
 def share(path):
-    """Connections opened over shared memory, of all, in words."""
+    """The number of connections opened over shared memory, and of all connections, as text."""
     shm, kernel = path.get("connect_shm", 0), path.get("connect_kernel", 0)
     if shm + kernel == 0:
-        return f"kernel {path['tcp_opens']}" if path.get("tcp_opens") else ""
-    text = f"shm {shm} of {shm + kernel}"
+        return f"0 of {path['tcp_opens']}" if path.get("tcp_opens") else ""
+    text = f"{shm} of {shm + kernel}"
     return text + (f", {path['path_switch']} switched" if path.get("path_switch") else "")
 
 
-def cell(step, stock=None):
+def counts(step):
+    """The number of requests that were answered and, after a slash, of those that failed."""
     if step is None:
         return "not reached"
     if not step["ok"]:
         return "**failed**"
-    if step.get("none"):
+    if step.get("none") or "requests" not in step:
         return "none"
-    if "requests" in step:
-        failed = sum(step.get("failed", {}).values())
-        part = step["requests"] / stock["requests"] if stock and stock.get("requests") else 1
-        below = f" ({part:.2f} of stock)" if part < 0.95 else ""
-        return f"{step['requests']} served{below}, {failed} failed"
-    return "ok"
+    return f"{step['requests']}/{sum(step.get('failed', {}).values())}"
+
+
+def cell(result, name):
+    """The text for a step on stock sockets and under the library."""
+    stock, ours = (result[side]["steps"].get(name) for side in ("stock", "ours"))
+    texts = counts(stock), counts(ours)
+    if texts == ("none", "none"):
+        return "none"
+    both = stock and ours and stock.get("requests") and ours.get("requests")
+    part = ours["requests"] / stock["requests"] if both else 1
+    return ", ".join(texts) + (f" ({part:.2f})" if part < 0.95 else "")
 
 
 def page(records, order):
     lines = [
         "# Real programs, stock and ours",
         "",
-        "Written by `make programs` (tests/programs); do not edit. Each program serves a real client (bytes",
-        "compared), is reloaded three times and restarted under load (answers compared), and shut down, once on",
-        "kernel sockets and once under `fastsocket run`, in namespaces of its own. After the shutdown no process",
-        "is left and the monitor holds nothing. While a server restarts, clients are refused or cut off; what is",
-        "counted there is that none hangs and no answer is wrong. `path` counts the connections that clients",
-        "opened over the whole run, the restart included. Where ours served less than 0.95 of stock it says so; that",
-        "is one short run of each, beside other load. Rates are measured by `make bench-programs`;",
-        "servers that hand over their sockets once a second are in [performance.md](performance.md).",
+        "Written by `make programs` (tests/programs); do not edit. Each program runs once on kernel sockets and once under",
+        "`fastsocket run`. It serves a real client, whose bytes are compared. Under load it is reloaded three times and",
+        "restarted once, and the answers are compared. Then it is shut down, and no process may be left. A client that",
+        "hangs and a wrong answer are failures.",
         "",
-        "| program | version | side | served | reload under load | restart under load | shutdown | path |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "A cell has requests answered/failed, for stock and then for ours. Requests fail during a restart, because nobody",
+        "listens. A third figure says which part of stock's number ours answered, if below 0.95. These are short runs",
+        "beside other load; [performance](performance.md) has rates. `over shared memory` counts clients' connections.",
+        "",
+        "| program | reload | restart | over shared memory | why the kernel was used |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    notes = []
-    for name in [n for n in order if n in records]:
-        r = records[name]
+    notes, expected = [], []
+    for r in [records[n] for n in order if n in records]:
+        name = f"{r['name']} {r['version']}"
+        path = r["ours"]["path"]
+        why = {k.removeprefix("fallback."): v for k, v in path.items() if k.startswith("fallback.")}
+        reasons = ", ".join(f"{k} {v}" for k, v in sorted(why.items())) or "none"
+        lines.append(f"| {name} | {cell(r, 'reload')} | {cell(r, 'restart')} | {share(path)} | {reasons} |")
+        if "; kernel: " in r["expected"]:
+            expected.append(f"- Expected on kernel TCP, {r['name']}: {r['expected'].split('; kernel: ')[1]}.")
         for side in ("stock", "ours"):
-            result = r[side]
-            steps = [cell(result["steps"].get(s), r["stock"]["steps"].get(s)) for s in STEPS]
-            first = f"| {r['name']} | {r['version']} " if side == "stock" else "| | "
-            lines.append(f"{first}| {side} | {' | '.join(steps)} | {share(result['path'])} |")
-            for step, what in result["steps"].items():
-                if not what["ok"]:
-                    notes.append(f"- {r['name']}, {side}, {step}: {what['why']}")
-    lines += ["", "## Differences to stock", ""]
+            bad = [(step, what["why"]) for step, what in r[side]["steps"].items() if not what["ok"]]
+            notes += [f"- {r['name']}, {side}, {step}: {why}" for step, why in bad]
+    lines += ["", *expected, "", "## Differences to stock", ""]
     lines += notes or ["None."]
-    lines += ["", "## Why the kernel was used", "", "| program | path expected | reasons |", "| --- | --- | --- |"]
-    for name in [n for n in order if n in records]:
-        r = records[name]
-        why = {k.removeprefix("fallback."): v for k, v in r["ours"]["path"].items() if k.startswith("fallback.")}
-        text = ", ".join(f"{k} {v}" for k, v in sorted(why.items())) or "never"
-        lines.append(f"| {r['name']} | {r['expected']} | {text} |")
     return "\n".join(lines) + "\n"
 
 

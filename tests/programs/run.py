@@ -63,7 +63,7 @@ def try_one(module, cls, side, out):
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     argv = [sys.executable, HERE / "trial.py", module, cls.__name__, side, place]
-    # The namespaces of the suites; the trial itself never loads the library.
+    # The trial runs in the namespaces of the suites, and never loads the library itself.
     status, seconds, _ = harness.run(argv, "stock", place, timeout=LIMIT)
     try:
         result = json.loads((place / "trial.json").read_text())

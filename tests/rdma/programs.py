@@ -1,6 +1,6 @@
-"""A client of a real server, with one connection that it keeps: programs.py redis|http PORT HOST N. Prints the sum of all
-answers, which does not depend on the path. programs.py many PORT HOST N STOP keeps N connections to redis, asks on all of
-them time and again until the file STOP is there, and once more behind that."""
+"""Clients of a real server. programs.py redis|http PORT HOST N keeps one connection. It prints the checksum of all
+answers, which does not depend on the path. programs.py many PORT HOST N STOP keeps N connections to redis, sends
+requests on all of them again and again until the file STOP exists, and then once more."""
 import hashlib
 import http.client
 import os
@@ -27,7 +27,7 @@ elif what == "many":
     conns = [socket.create_connection((host, port)) for _ in range(n)]
 
     def turn():
-        """All connections at once: each sets a value of its own and reads it back. The sum of what was answered."""
+        """Uses all connections at once: each sets its own value and reads it back. Returns the answers' checksum."""
         sha = hashlib.sha256()
         for i in range(len(SIZES)):
             expected = []
@@ -37,7 +37,7 @@ elif what == "many":
                 conn.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\n%s\r\n%s*2\r\n$3\r\nGET\r\n$4\r\n%s\r\n" % (key, value, key))
                 expected.append(b"+OK\r\n" + value)
             for conn, answer in zip(conns, expected):
-                # A connection that hears nothing any more ends all this.
+                # If a connection gets no more answers, this ends the program.
                 signal.alarm(120)
                 got = exactly(conn, len(answer))
                 assert got == answer, (conn, got, answer)

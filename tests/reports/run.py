@@ -33,7 +33,7 @@ MONITORS = {"private", "system", "own"}
 
 
 class Case:
-    """A program, and what its head says. `runs`: one list of arguments for each run."""
+    """A program, and the settings in its head. `runs` has one list of arguments for each run."""
 
     def __init__(self, path):
         self.file, self.name = path, path.stem
@@ -74,7 +74,7 @@ class Case:
 
 
 def one_side(case, arguments, side, out):
-    """Exit status, output and counters (of our side) of one run."""
+    """Returns the exit status, the output and the counters (of our side) of one run."""
     spec = {"argv": [*case.command(out.parents[2] / "bin"), *arguments], "side": side, "out": str(out), "monitor": case.monitor, "before": case.before}
     out.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, HERE / "run.py", "--inside", json.dumps(spec)]
@@ -87,7 +87,7 @@ def one_side(case, arguments, side, out):
 
 
 def inside(spec):
-    """In the namespaces: one run under a monitor, or on stock sockets."""
+    """Runs in the namespaces: one run under a monitor, or on stock sockets."""
     out = pathlib.Path(spec["out"])
     lab = Lab(spec["side"] if spec["monitor"] == "system" else "stock", out)
     lab.side = spec["side"]
@@ -111,7 +111,7 @@ def inside(spec):
 
 
 def counters(lab, spec):
-    """Those of the run. A monitor of the program's own ends with the program; only the kernel's are left then."""
+    """The counters of the run. A monitor that the program starts ends with it, and only the kernel's count is left."""
     if spec["monitor"] == "own":
         lab.side = "stock"
     return lab.counters()

@@ -4,11 +4,11 @@
     tests/soak/convoy.py LIBRARY MONITOR [--how own,kept,one,epoll,alike] [--threads 1,10,50,200,500]
                          [--turns 20] [--rounds 3] [--strict]
 
-For each way (tests/apps/convoy.c says what they are) and number of threads: connections a second on stock, ours
-divided by stock (the median of the rounds), and the longest call of both in milliseconds. `--strict`: exit status
-1 where ours is below 0.95 of stock, or a call took above 1 s that did not on stock.
+For each way (see tests/apps/convoy.c) and number of threads: connections per second on stock, ours divided by stock
+(the median of the rounds), and the longest call of both in milliseconds. `--strict`: exit status 1 if ours is below
+0.95 of stock, or if a call took more than 1 s that did not on stock.
 
-Each run has a network namespace of its own: connections that rest (TIME_WAIT) would leave the next one few ports.
+Each run has a network namespace of its own: connections in TIME_WAIT would leave few ports for the next run.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LD_PRELOAD=$library "$@"
 
 
 def once(program, how, threads, turns, ours=("", "")):
-    """Connections a second, and the longest call in milliseconds."""
+    """Connections per second, and the longest call in milliseconds."""
     with tempfile.TemporaryDirectory() as directory:
         command = ["unshare", "--net", "sh", "-ec", RUN, "run", *ours, program, how, str(threads), str(turns)]
         env = dict(os.environ, FASTSOCKET_SOCKET=f"{directory}/monitor")
@@ -66,7 +66,7 @@ def main():
         print(f"{'':8}{'threads':>8}{'stock/s':>10}{'ours':>7}   longest call, ms: stock, ours")
         for how in a.how.split(","):
             for threads in map(int, a.threads.split(",")):
-                # One thread's turns are over in no time.
+                # With few threads the turns would end too soon.
                 turns = max(a.turns, 1000 // threads)
                 runs = [[once(program, how, threads, turns, *o) for o in ((), (ours,))] for _ in range(a.rounds)]
                 rate = statistics.median(s[0] for s, _ in runs)

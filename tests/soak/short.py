@@ -3,10 +3,10 @@
 
     tests/soak/short.py LIBRARY MONITOR [N] [SECONDS] [BUSY]
 
-N programs (300), two at a time: shell loops of pipelines, subshells, background jobs and signals in each
-shell that is there, and parents that fork children with a connection each. One that takes longer than
-SECONDS (10) is a hang: the stacks of all its processes are written (gdb, else what /proc says), and the
-exit status is 1. BUSY (0) processes that only compute run beside them. LIBRARY may be "-" (stock).
+N programs (300), two at a time: shell loops of pipelines, subshells, background jobs and signals in each installed
+shell, and parents that fork children with a connection each. A program that takes longer than SECONDS (10) hangs: the
+stacks of all its processes are written (by gdb, otherwise what /proc shows), and the exit status is 1. BUSY (0)
+processes that only compute run at the same time. LIBRARY may be "-" (stock).
 """
 
 import os
@@ -20,11 +20,11 @@ import time
 
 LOOPS = [
     "for i in 1 2 3; do ls / | sort > /dev/null; done; sleep 0.01",
-    # Subshells, substitutions, a pipeline whose reader goes first.
+    # Subshells, substitutions, and a pipeline whose reader ends first.
     "x=$(ls / | (sort; echo end) | tail -1); [ $x = end ] || exit 1; yes | head -2 > /dev/null",
     # Background jobs, and waiting for them.
     "for i in 1 2 3; do (sleep 0.00$i; ls / > /dev/null) & done; wait; (exit 3) & wait $!; [ $? = 3 ]",
-    # Signals: one that is caught while the shell waits, one that ends a job.
+    # Signals: one that the shell catches while it waits, and one that ends a job.
     "exec 2> /dev/null; trap 'n=1' USR1; (sleep 0.01; kill -USR1 $$) & wait $!; wait; sleep 5 & kill $!; wait $!; [ $? = 143 ] && [ $n = 1 ]",
     # An exec at the end, and a here-document.
     "cat << X | sort | exec cat > /dev/null\nb\na\nX\nexec ls / > /dev/null",

@@ -34,17 +34,18 @@ from programs.web import Haproxy, Nginx, sha  # noqa: E402
 APPS = HERE.parent / "apps"
 #: Seconds between two kills.
 PAUSE = (0.3, 1.5)
-#: A monitor is killed about so often; after it, the servers are started again one by one.
+#: A monitor is killed about once in this many seconds. Then the servers are started again one by
+#: one.
 MONITOR_EVERY = 60
-#: What may stay: descriptors kept for reuse, heap that an allocator does not return.
+#: What may be left: descriptors kept for reuse, heap that an allocator does not return.
 SPARE_DESCRIPTORS = 40
 SPARE_MEMORY = 16 << 20
-#: 64 ranges of ended channels, and a few that live (docs/limits.md).
+#: 64 ranges of ended channels, and a few of live ones (docs/limits.md).
 SPARE_SPACE = 72 * (2 << 30)
 
 
 class Server:
-    """Something that listens and is killed; `start` gives a process."""
+    """A server that is killed and started again. `start` returns its process."""
 
     def __init__(self, name, port, start, clients):
         self.name, self.port, self.start_, self.clients = name, port, start, clients
@@ -65,7 +66,7 @@ def children(pid):
 
 
 def usage(pid):
-    """Descriptors, anonymous and shared resident bytes, and address space."""
+    """Descriptors; anonymous memory, shared memory and address space in bytes."""
     rows = dict(r.split(":", 1) for r in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
     kb = lambda name: int(rows[name].split()[0]) * 1024  # noqa: E731
     return {
@@ -77,14 +78,14 @@ def usage(pid):
 
 
 def usage_of_monitor(pid):
-    """The same of both processes of a monitor."""
+    """The sum of both processes of a monitor."""
     children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     parts = [usage(p) for p in [pid, *children]]
     return {name: sum(part[name] for part in parts) for name in parts[0]}
 
 
 def memfds():
-    """Shared memory of ours that anybody maps or holds, by inode."""
+    """The library's shared memory that any process maps or holds, by inode."""
     found = set()
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -109,7 +110,7 @@ class Soak:
         self.paths = {}
         self.servers, self.watched, self.clients = [], [], []
 
-    # What runs.
+    # The programs that run.
 
     def build(self):
         lab = self.lab
@@ -124,7 +125,7 @@ class Soak:
         self.add("haproxy", haproxy.port, haproxy.argv(), [{"kind": "http", "paths": pages}])
         for kind in ("threaded", "poll", "epoll-edge", "asyncio", "fork"):
             self.add(kind, port := free_port(), self.echo(kind, port), [{"kind": "echo"}, {"kind": "echo-fork", "threads": 1}])
-        # Never killed, nor started again after the monitor.
+        # These servers are never killed, nor started again after the monitor.
         for kind in ("epoll", "fork"):
             port = free_port()
             self.watched.append(Server(f"watched-{kind}", port, self.starter(self.echo(kind, port), f"w-{kind}"), [{"kind": "echo"}]))
@@ -147,7 +148,7 @@ class Soak:
             for spec in server.clients:
                 self.start_client(server, spec)
 
-    # What is done to it.
+    # Kills and restarts of the programs.
 
     def collect(self, process):
         said = self.lab.ended_load(process)
@@ -181,8 +182,8 @@ class Soak:
     def kill_server(self, server=None):
         server = server or self.random.choice(self.servers)
         everybody = self.tree(server.process.pid) if server.up() else []
-        # Master first, or all at once in any order: orphans of it may live on
-        # and hold the port, as they would without us.
+        # The master first, or all processes at once in any order. Orphans of the master may live on
+        # and hold the port, as they would without the library.
         for pid in everybody:
             self.kill(pid, "server")
         server.process.wait()
@@ -205,7 +206,7 @@ class Soak:
         time.sleep(self.random.uniform(0.1, 1))
         self.lab.start_monitor()
         self.before = self.lab.counters()
-        # What runs keeps to the kernel from now on; new processes do not.
+        # Running processes use kernel TCP from now on; new processes do not.
         for server in self.random.sample(self.servers, len(self.servers)):
             self.kill_server(server)
             self.kill_client()
@@ -227,16 +228,16 @@ class Soak:
             what()
             for s in self.servers:
                 if not s.up():
-                    # The death of its worker ended it (haproxy's master does that).
+                    # The death of a worker has ended the server (haproxy's master ends then).
                     self.kill_server(s)
             for s in self.watched:
                 if not s.up():
                     raise Wrong(f"{s.name} ended by itself with {s.process.returncode}")
 
-    # What must be true.
+    # Conditions that must hold at the end.
 
     def quiet(self):
-        """All clients end; what the watched and the monitor then have."""
+        """Ends all clients. Returns what the watched servers and the monitor then use."""
         while self.clients:
             process, _, _ = self.clients.pop()
             self.collect(process)
@@ -302,7 +303,8 @@ def inside(args):
         shared = memfds()
         final = usage_of_monitor(lab.monitor.pid)
         wrong += judge(before, after, empty, rest, shared)
-        # The monitor, when nobody is left, against one that has seen nobody.
+        # Compares the monitor at the end, without programs, with a monitor that has seen no
+        # program.
         wrong += judge({"empty monitor": empty["monitor"]}, {"empty monitor": final}, empty, {}, 0)
         record = {"seconds": round(took), "before": before, "after": after, "empty_monitor": [empty["monitor"], final],
                   "memfds": [empty["memfds"], shared], "monitor_holds": rest}  # fmt: skip

@@ -3,10 +3,10 @@
 
     tests/soak/upstreams.py TARGET [--servers 2] [--count 250] [--connections 2500] [--messages 5000] [--rounds 3]
 
-TARGET is the directory of the binaries (target/release). tests/apps/upstreams.py is the program, and says what the
-numbers are. Exit status 1 if ours had a connection that is not over shared memory.
+TARGET is the directory of the binaries (target/release). The program is tests/apps/upstreams.py, which describes the
+numbers. Exit status 1 if ours had a connection that is not over shared memory.
 
-Each run has a network namespace of its own, and ours a private monitor.
+Each run has a network namespace of its own. Ours also has a private monitor.
 """
 
 import argparse

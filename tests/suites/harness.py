@@ -1,7 +1,7 @@
 """Runs one command stock or under the library, in a network and process
 namespace of its own, and reads the counters of its own monitor afterwards.
 
-Called by run.py; called again, as process 1 of the new namespaces, by itself.
+run.py calls it, and it calls itself again as process 1 of the new namespaces.
 """
 
 import json
@@ -17,8 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = ROOT / "target" / "release"
 TOOLS = {"cli": "fastsocket", "monitor": "fastsocketd", "library": "libfsocket.so"}
 
-# A route for everything, so that a transparent proxy of the machine's does not
-# make connections succeed that must not.
+# Routes for all addresses, so that a transparent proxy of the machine does not make connections
+# succeed that must fail.
 NETWORK = """
 set -e
 ip link set lo up
@@ -33,7 +33,7 @@ exec "$@"
 
 
 def snapshot(where):
-    """Copies of what is tested: a build meanwhile changes nothing."""
+    """Copies the binaries under test, so that a build in the meantime changes nothing."""
     where.mkdir(parents=True)
     for name in TOOLS.values():
         if not (BIN / name).exists():
@@ -47,7 +47,7 @@ def tool(name):
 
 
 def plain_env(extra=None):
-    """The caller's environment without what would make a run ours."""
+    """The caller's environment without the variables that load or configure the library."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("FASTSOCKET_") and k != "LD_PRELOAD"}
     env.update(extra or {})
     return env
@@ -113,18 +113,19 @@ def start_monitor(directory):
 
 
 def inside(spec):
-    """Process 1 of the namespaces: everything ends when it ends."""
+    """Process 1 of the namespaces. When it ends, all processes in them end."""
     out = pathlib.Path(spec["out"])
     env = plain_env(spec["env"])
     argv = spec["argv"]
     socket = None
-    # The socket's path must be short, and every user of the suite reach it.
+    # The socket's path must be short, and every user of the suite must reach it.
     state = pathlib.Path(f"/tmp/fastsocket-suite-{os.urandom(4).hex()}")
     try:
         if spec["side"] == "ours":
             socket, _ = start_monitor(state)
             env["FASTSOCKET_SOCKET"] = str(socket)
-            # The command itself, not its environment: a suite may rebuild that.
+            # `run` changes the command instead of the environment here, because a suite may make a
+            # new environment.
             argv = [tool("cli"), "run", "--", *argv]
         child = subprocess.Popen(argv, cwd=spec["cwd"], env=env, stdin=subprocess.DEVNULL, start_new_session=True)
         status = reap(child.pid, time.monotonic() + spec["timeout"])
@@ -146,7 +147,7 @@ def inside(spec):
 
 
 def reap(main, deadline):
-    """The exit status of `main`; orphans of the suite are reaped here."""
+    """Returns the exit status of `main`, or None after the deadline. Reaps orphans of the suite meanwhile."""
     while time.monotonic() < deadline:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == main:

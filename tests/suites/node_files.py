@@ -1,4 +1,4 @@
-"""Runs test files of Node one after the other; one JSON line each.
+"""Runs test files of Node one after the other, and writes one JSON line for each.
 
     node_files.py RESULTS NODE FILE…
 """

@@ -1,4 +1,4 @@
-"""What the suites print, as a dictionary from a test's name to its result:
+"""Parsers for the output of the suites. Each returns a dictionary from a test's name to its result:
 "pass", "fail" or "skip". A name that occurs again gets #2, #3, …"""
 
 import json
@@ -21,7 +21,7 @@ def _log(out):
 
 
 def junit(out):
-    """regrtest's --junit-xml; after a crash, what its verbose log has."""
+    """regrtest: the file of --junit-xml; after a crash, the verbose log."""
     path = pathlib.Path(out) / "junit.xml"
     found = Results()
     if not path.exists() or not path.stat().st_size:
@@ -53,14 +53,14 @@ def tap(out):
 
 
 def tinytest(out):
-    """libevent's regress: "group/name: OK". What is tried again counts as it ends."""
+    """libevent's regress: "group/name: OK". If a test is tried again, the last result counts."""
     found = Results()
     words = {"OK": "pass", "SKIPPED": "skip", "DISABLED": "skip", "FAILED": "fail"}
     name, last = None, None
     for line in _log(out).splitlines():
         if "[RETRYING " in line and last:
             del found[last]
-        # What a test prints comes between its name and its result.
+        # The output of a test comes between its name and its result.
         start = re.match(r"([\w.+-]+/[\w./+-]+): (.*)$", line)
         if start:
             name, line = start[1], start[2].removeprefix("[forking] ")
@@ -103,7 +103,7 @@ def curl(out):
         found[str(int(m[1]))] = "skip"
     for m in re.finditer(r"^test (\d+)\.\.\.\[", text, re.M):
         found[str(int(m[1]))] = "fail" if int(m[1]) in failed else "pass"
-    # Without the closing lines nothing is known of the failed ones.
+    # Without the closing lines it is not known which tests failed.
     if not re.search(r"TESTDONE: ", text):
         for name in found:
             found[name] = "fail" if found[name] == "pass" else found[name]
@@ -111,7 +111,7 @@ def curl(out):
 
 
 def json_lines(out):
-    """Our own little runners: one {"name": …, "result": …} a line."""
+    """This repository's own runners: one {"name": …, "result": …} a line."""
     found = Results()
     path = pathlib.Path(out) / "results.jsonl"
     for line in path.read_text().splitlines() if path.exists() else []:

@@ -1,4 +1,4 @@
-"""Comparison of two sides by test name, and the page made of it."""
+"""Compares two sides by test name, and makes the page about them."""
 
 import collections
 import fcntl
@@ -31,7 +31,7 @@ def matching(known, suite, name):
 
 
 def compare(suite, stock, ours, known):
-    """stock, ours: "STEP/NAME" -> result. What differs, and what is wrong."""
+    """stock, ours: "STEP/NAME" -> result. Returns the differences, and what is wrong."""
     differences, wrong = [], []
     for name, was in sorted(stock.items()):
         now = ours.get(name, "missing")
@@ -52,7 +52,7 @@ def compare(suite, stock, ours, known):
 
 
 def record(suite, stock, ours, counters, known):
-    """What is kept of one step, run on both sides."""
+    """The record of one step that ran on both sides."""
     differences, wrong = compare(suite, stock, ours, known)
     shown = {k: v for k, v in counters.items() if v and (k in SHM or k.startswith("fallback."))}
     return {
@@ -73,26 +73,31 @@ def total(steps):
     return {key: dict(value) for key, value in sums.items()}
 
 
+def reasons(counters):
+    """The reasons for which kernel TCP was used, with their counts."""
+    why = {k.removeprefix("fallback."): v for k, v in counters.items() if k.startswith("fallback.")}
+    return ", ".join(f"{k} {v}" for k, v in sorted(why.items())) or "none"
+
+
 def page(records):
     lines = [
         "# Published suites, stock and ours",
         "",
         "Written by `make suites` (tests/suites); do not edit. Each suite runs once on kernel sockets and once",
-        "under the library, in a network namespace of its own, and the results are compared by the tests' names:",
-        "what passes on stock has to pass on ours. `shm` counts connections opened and accepted over shared memory,",
-        "`kernel` those over kernel TCP, `switched` those that went over to it while they lived.",
+        "under the library, and a test that passes on stock has to pass on ours. `shm` counts connections opened+accepted",
+        "over shared memory, `kernel` those over kernel TCP, `switched` those that moved to kernel TCP.",
         "",
-        "| suite | version | stock pass / fail / skip | ours pass / fail / skip | shm | kernel | switched |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| suite | version | stock: pass/fail/skip | ours | shm | kernel | switched | why the kernel was used |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     sums = {name: total(r["steps"].values()) for name, r in sorted(records.items())}
     for name, r in sums.items():
         c = r["counters"]
-        get = lambda *names: " + ".join(str(c.get(n, 0)) for n in names)  # noqa: E731
-        side = lambda s: f"{s['pass']} / {s['fail']} / {s['skip']}"  # noqa: E731
+        get = lambda *names: "+".join(str(c.get(n, 0)) for n in names)  # noqa: E731
+        side = lambda s: f"{s['pass']}/{s['fail']}/{s['skip']}"  # noqa: E731
         lines.append(
             f"| {name} | {records[name]['version']} | {side(r['stock'])} | {side(r['ours'])} "
-            f"| {get('connect_shm', 'accept_shm')} | {get('connect_kernel', 'accept_kernel')} | {get('path_switch')} |"
+            f"| {get('connect_shm', 'accept_shm')} | {get('connect_kernel', 'accept_kernel')} | {get('path_switch')} | {reasons(c)} |"
         )
     lines += ["", "## Differences", ""]
     rows = [(n, d) for n, r in sorted(records.items()) for s in r["steps"].values() for d in s["differences"]]
@@ -106,11 +111,6 @@ def page(records):
         ]
     else:
         lines.append("None.")
-    lines += ["", "## Why the kernel was used", "", "| suite | reasons |", "| --- | --- |"]
-    for name, r in sums.items():
-        why = {k.removeprefix("fallback."): v for k, v in r["counters"].items() if k.startswith("fallback.")}
-        text = ", ".join(f"{k} {v}" for k, v in sorted(why.items())) or "never"
-        lines.append(f"| {name} | {text} |")
     return "\n".join(lines) + "\n"
 
 

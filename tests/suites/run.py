@@ -49,7 +49,7 @@ def arguments():
 
 
 def run_step(suite, step, side, out):
-    """Results by "STEP/NAME" and counters."""
+    """Returns the results by "STEP/NAME", and the counters."""
     place = out / suite.NAME / side / step.name
     place.mkdir(parents=True, exist_ok=True)
     for old in place.iterdir():
@@ -62,7 +62,7 @@ def run_step(suite, step, side, out):
     if not results and status != 0:
         results = {f"{step.name}/(whole)": "fail"}
     if status is None or status < 0:
-        # Killed: what it did not report is missing from the results.
+        # The suite was killed, so the tests that it did not report are missing from the results.
         results[f"{step.name}/(end)"] = "fail"
     else:
         results[f"{step.name}/(end)"] = "pass"
@@ -83,7 +83,7 @@ def run_suite(name, wanted, args, out, known):
     print(f"{name} {version}: {len(steps)} steps", flush=True)
     wrong, done = [], []
     for step in steps:
-        # In turns: both see the same machine.
+        # The sides take turns, so that both see the same machine.
         results = {side: run_step(suite, step, side, out) for side in args.sides}
         if len(args.sides) < 2:
             for test, result in sorted(results[args.sides[0]][0].items()):

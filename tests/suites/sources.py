@@ -44,7 +44,7 @@ class Cache:
     # Debian -------------------------------------------------------------
 
     def apt_conf(self):
-        """deb-src lines in a source list of our own: the machine's stays as it is."""
+        """Writes deb-src lines to a source list in the cache, and leaves the machine's lists alone."""
         apt = self.root / "apt"
         conf = apt / "apt.conf"
         if not self.done("apt"):
@@ -67,7 +67,7 @@ class Cache:
         return {**os.environ, "APT_CONFIG": str(conf), "LC_ALL": "C"}
 
     def debian_source(self, package):
-        """Unpacked source tree of a package and its version."""
+        """Returns the unpacked source tree of a package, and its version."""
         place = self.root / "debian" / package
         if not self.done(f"source-{package}"):
             shutil.rmtree(place, ignore_errors=True)
@@ -96,7 +96,7 @@ class Cache:
     # crates.io ----------------------------------------------------------
 
     def crate(self, name, version):
-        """Unpacked, writable source of a crate, fetched by cargo."""
+        """Returns the unpacked, writable source of a crate, which cargo has fetched."""
         place = self.root / "crates" / f"{name}-{version}"
         if not self.done(f"crate-{name}-{version}"):
             fetch = self.root / "crates" / f"fetch-{name}"
@@ -112,20 +112,20 @@ class Cache:
             source = next(home.glob(f"registry/src/*/{name}-{version}"))
             shutil.copytree(source, place)
             with open(place / "Cargo.toml", "a") as manifest:
-                # Crates that its tests use beside it must mean this very crate.
+                # If its tests use other crates that depend on it, these must use this very copy.
                 manifest.write(f'\n[workspace]\n[patch.crates-io]\n{name} = {{ path = "." }}\n')
             (place / "Cargo.lock").unlink(missing_ok=True)
             self.mark(f"crate-{name}-{version}")
         return place
 
     def copy(self, tree):
-        """A crate of this repository, where its build leaves nothing behind."""
+        """Copies a crate of this repository to the cache, so that its build leaves nothing behind."""
         place = self.root / "crates" / tree.name
         shutil.copytree(tree, place, dirs_exist_ok=True)
         return place
 
     def cargo_tests(self, place, args):
-        """Builds tests; the paths of their executables by target name."""
+        """Builds tests. Returns the paths of their executables by target name."""
         argv = [cargo(), "test", "--no-run", "--message-format=json", *args]
         with open(self.root / "build.log", "ab") as log:
             done = subprocess.run(argv, cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, timeout=3600)

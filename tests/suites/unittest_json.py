@@ -1,4 +1,4 @@
-"""Runs a module's `all()` suite of unittest and writes one JSON line a test.
+"""Runs a module's `all()` suite of unittest, and writes one JSON line for each test.
 
     unittest_json.py RESULTS MODULE
 """

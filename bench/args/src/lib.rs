@@ -1,5 +1,5 @@
-//! What `fastsocket bench` can be told. The command line has it for its help, its manual pages and its completions;
-//! `fastsocket-bench`, to which it hands over, does it.
+//! Options of `fastsocket bench`. The `fastsocket` program uses them for its help, its manual pages and its
+//! completions. It hands the command over to `fastsocket-bench`, which measures.
 
 #![deny(unsafe_code)]
 
@@ -8,13 +8,14 @@ use fsocket_client::locate::Pieces;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The program's name.
+/// Name of the program that measures.
 pub const PROGRAM: &str = "fastsocket-bench";
 
 /// Measure stock sockets and ours in turn, and say what must show.
 ///
-/// Exit status: 1 if a measurement failed or took another path; with --strict also if it missed what
-/// it must show, or is below stock on the kernel's path by more than the control; else 0.
+/// Exit status: 1 if a measurement failed or took another path, else 0. With --strict it is also 1
+/// if a measurement missed its goal, or if the kernel's path is below stock by more than the
+/// control.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
@@ -84,7 +85,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// Whether a way has this path.
+    /// Does `--paths` with this name select `path`?
     pub fn has(self, path: Path) -> bool {
         match self {
             Way::Stock => path == Path::Stock,
@@ -96,7 +97,7 @@ impl Way {
     }
 }
 
-/// What carries the bytes.
+/// A transport between the two ends of a measurement, and which of the ends have the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
@@ -108,16 +109,16 @@ pub enum Path {
     KernelServer,
     /// Kernel TCP; the client has the library, its server does not.
     KernelClient,
-    /// Stock a second time: how far two runs of the same are apart.
+    /// Stock TCP a second time. It shows how far apart two runs of the same are.
     Control,
 }
 
 impl Path {
     pub const ALL: [Path; 7] =
         [Path::Stock, Path::Unix, Path::Ours, Path::Queue, Path::KernelServer, Path::KernelClient, Path::Control];
-    /// Those that have a column of the main table.
+    /// Paths that have a column in the main table.
     pub const MAIN: [Path; 4] = [Path::Stock, Path::Unix, Path::Ours, Path::Queue];
-    /// Those that are compared with stock on the kernel's path.
+    /// Paths over kernel TCP, which are compared with stock in a table of their own.
     pub const BESIDE: [Path; 3] = [Path::KernelServer, Path::KernelClient, Path::Control];
 
     pub fn name(self) -> &'static str {
@@ -132,12 +133,12 @@ impl Path {
         }
     }
 
-    /// Whether one end has the library and the connections must stay in the kernel.
+    /// Does one end have the library, while the connections must stay in the kernel?
     pub fn is_kernel(self) -> bool {
         matches!(self, Path::KernelServer | Path::KernelClient)
     }
 
-    /// Whether an end of this role has the library.
+    /// Does an end with this role have the library?
     pub fn has_library(self, role: Role) -> bool {
         match self {
             Path::Ours => true,
@@ -153,7 +154,7 @@ impl Path {
 pub enum Role {
     Server,
     Client,
-    /// The server behind the one that is measured.
+    /// The server behind the measured server.
     Backend,
 }
 

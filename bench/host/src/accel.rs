@@ -1,5 +1,5 @@
-//! Our side of the comparison: library, a monitor of the bench's own, and the
-//! proof that a run went through them.
+//! The accelerated side of the comparison: the library, a monitor that the benchmark starts, and the check that a
+//! run used them.
 
 use anyhow::{anyhow, bail, Result};
 use fsocket_bench_args::Path as Way;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the monitor may take to see the end of a process and to count it.
+/// Time that the monitor may need to see the end of a process and to count it.
 const SETTLE: Duration = Duration::from_millis(500);
 
 pub struct Accel {
@@ -30,7 +30,8 @@ impl Accel {
         let socket = dir.join("monitor.sock");
         let mut command = Command::new(monitor);
         clean_environment(&mut command);
-        // It stays through runs of stock, however long; it ends with the bench.
+        // The monitor must outlast stock measurements of any length, during which it has no clients. It ends with
+        // the benchmark.
         command.args(["--private", "--linger", "86400", "--socket"]).arg(&socket).stdin(Stdio::null());
         let accel = Accel { library, monitor: crate::child::Child::spawn(command, None)?, socket };
         let started = Instant::now();
@@ -58,8 +59,8 @@ impl Accel {
         command.env("LD_PRELOAD", preload_list::preload_list(std::env::var_os("LD_PRELOAD"), &self.library));
     }
 
-    /// The error says why what ran since `before` did not stay in the kernel, or had no connection of the end that has
-    /// the library.
+    /// Checks that all connections since `before` stayed in the kernel, and that the end with the library had at
+    /// least one. An error otherwise.
     pub fn check_kernel(&self, before: &Counters, path: Way) -> Result<()> {
         let counter = if path == Way::KernelClient { "connect_kernel" } else { "accept_kernel" };
         let started = Instant::now();
@@ -84,7 +85,8 @@ impl Accel {
         }
     }
 
-    /// The error says how many connections left shared memory since `before`.
+    /// Checks that no connection has left shared memory since `before`. The error contains the number of
+    /// connections.
     pub fn check_stayed(&self, before: &Counters) -> Result<()> {
         let left = |c: &Counters| c.get("path_switch").copied().unwrap_or(0);
         match left(&self.report()?.totals).saturating_sub(left(before)) {
@@ -93,7 +95,7 @@ impl Accel {
         }
     }
 
-    /// The error says why what ran since `before` was not shared memory.
+    /// Checks that the connections since `before` used shared memory. The error contains the reasons.
     pub fn check(&self, before: &Counters) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -102,8 +104,9 @@ impl Accel {
                 let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
                 value(&after).saturating_sub(value(before))
             };
-            // (One in 2 s of a program that gives up the right to new privileges, such as haproxy; all after the server
-            // has seen that connections are too short to pay.)
+            // These connections use the kernel by design. `kernel_first`: one in 2 s of a program that gives up the
+            // right to new privileges, such as haproxy. `short_lived`: all connections after the server has seen
+            // that they are too short to pay.
             let short = grown("fallback.short_lived");
             let unlisted = if short > 0 { grown("fallback.no_listener") } else { 0 };
             let meant = grown("fallback.kernel_first") + short + unlisted;
@@ -124,7 +127,7 @@ impl Accel {
     }
 }
 
-/// Takes away what the bench itself may have been started with.
+/// Removes the library's variables and LD_PRELOAD entry, with which the benchmark itself may have been started.
 pub fn clean_environment(command: &mut Command) {
     command.env_remove(paths::ENV_SOCKET).env_remove(paths::ENV_DISABLE);
     match std::env::var_os("LD_PRELOAD").map(|v| v.to_string_lossy().into_owned()) {

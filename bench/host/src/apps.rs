@@ -1,4 +1,4 @@
-//! Real programs as they come from the distribution.
+//! Measurements with real programs, as the distribution installs them.
 
 use crate::child::Child;
 use crate::scenario::Job;
@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Where a program is, if it is installed. `sbin` is not in everybody's PATH.
+/// Path of a program, if it is installed. (`sbin` is not in every PATH.)
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/usr/local/sbin", "/sbin"].map(PathBuf::from);
@@ -27,7 +27,7 @@ pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// A server that accepts, and its port.
+/// A running server, and the port on which it accepts.
 pub struct Server {
     pub child: Child,
     pub port: u16,
@@ -37,7 +37,7 @@ fn start(step: &Step, role: Role, name: &str, port: u16, args: &[&str]) -> Resul
     start_on(step, role, name, port, args, Some(step.server_cpu()))
 }
 
-/// Starts a server that will listen at `port`, on one CPU or on all.
+/// Starts a server and waits until it listens at `port`. `cpu`: the CPU to bind it to; None: all CPUs.
 pub fn start_on(step: &Step, role: Role, name: &str, port: u16, args: &[&str], cpu: Option<usize>) -> Result<Server> {
     let mut command = step.command(role, program(name)?);
     let errors = fs::File::create(step.context.dir.join(format!("{name}.stderr")))?;
@@ -58,7 +58,7 @@ pub fn redis(step: &Step) -> Result<Server> {
     redis_on(step, Some(step.server_cpu()))
 }
 
-/// A redis that stores nothing, on one CPU or on all.
+/// A redis that stores nothing, on one CPU, or (None) on all.
 pub fn redis_on(step: &Step, cpu: Option<usize>) -> Result<Server> {
     let port = free_port()?;
     let args = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--port", &port.to_string()];
@@ -105,12 +105,12 @@ fn haproxy(step: &Step, backend: u16) -> Result<Server> {
     start(step, Role::Server, "haproxy", port, &["-db", "-f", &file])
 }
 
-/// Runs a client to its end and gives back what it printed.
+/// Runs a client to its end, and returns its output.
 fn client(step: &Step, name: &str, args: &[&str], limit: Duration) -> Result<String> {
     start_client(step, name, args, Some(step.client_cpu()))?.finish(limit)
 }
 
-/// Starts a client, on one CPU or on all.
+/// Starts a client on one CPU, or (None) on all.
 pub fn start_client(step: &Step, name: &str, args: &[&str], cpu: Option<usize>) -> Result<Child> {
     let mut command = step.command(Role::Client, program(name)?);
     command.args(args).stderr(fs::File::create(step.context.dir.join(format!("{name}.stderr")))?);
@@ -153,7 +153,7 @@ fn redis_benchmark(step: &Step, port: u16, clients: u32) -> Result<Values> {
     Ok(Values::from([("get", value("GET")?), ("set", value("SET")?), ("ops", ops)]))
 }
 
-/// The second column of the row of `test`.
+/// The second column of the row of `test` in redis-benchmark's CSV output.
 pub fn csv_rate(output: &str, test: &str) -> Option<f64> {
     let row = output.lines().find(|line| line.starts_with(&format!("\"{test}\"")))?;
     row.split(',').nth(1)?.trim_matches('"').parse().ok()
@@ -167,7 +167,7 @@ fn wrk(step: &Step, server: Server, more: &[&str]) -> Result<Values> {
     Ok(Values::from([("rate", wrk_rate(&output)?), ("ops", wrk_requests(&output)?)]))
 }
 
-/// How many requests were answered.
+/// Number of answered requests.
 pub fn wrk_requests(output: &str) -> Result<f64> {
     let line = output.lines().find(|l| l.contains(" requests in "));
     let count = line.and_then(|l| l.split_whitespace().next()?.parse().ok());
@@ -203,12 +203,12 @@ fn curl_loop(step: &Step, server: &Server) -> Result<Values> {
     shell_loop(step, &curl, if step.context.quick { 40 } else { 100 })
 }
 
-/// Programs that open no socket.
+/// A shell that starts programs that open no socket.
 fn true_loop(step: &Step) -> Result<Values> {
     shell_loop(step, "/bin/true", if step.context.quick { 200 } else { 500 })
 }
 
-/// A shell that starts `program` so often, under `fastsocket run` or without.
+/// Measures a shell that starts `program` `count` times, under `fastsocket run` if the path has the library.
 fn shell_loop(step: &Step, program: &str, count: u32) -> Result<Values> {
     let script = format!("i=0; while [ $i -lt {count} ]; do {program} || exit 1; i=$((i+1)); done");
     let mut command;

@@ -1,4 +1,5 @@
-//! Stock and ours in turn, in one run, on the same CPUs, with the raw limit beside them.
+//! `fastsocket bench`: measures stock and ours in turn, in one run, on the same CPUs, and the bare queue as the
+//! limit.
 
 use crate::report::{self, Row};
 use crate::scenario::{self, Layout, Scenario};
@@ -21,8 +22,8 @@ fn needs_library(path: Path) -> bool {
     path == Path::Ours || path.is_kernel()
 }
 
-/// The exit status, or why nothing was measured.
-// Long: what is measured, in the order in which it is decided.
+/// Returns the exit status. An error if nothing was measured.
+// Long: the decisions about what to measure, in their order.
 pub fn run(args: &Bench) -> Result<i32> {
     let mut scenarios = scenario::all();
     if args.list {
@@ -45,7 +46,7 @@ pub fn run(args: &Bench) -> Result<i32> {
         missing.is_empty()
     });
 
-    // Not after ten minutes.
+    // A file that cannot be written is reported now, and not after ten minutes.
     for file in args.json.iter().chain(&args.report) {
         std::fs::File::create(file).with_context(|| file.display().to_string())?;
     }
@@ -116,7 +117,7 @@ fn matches(scenario: &Scenario, name: &str) -> bool {
     scenario.name == name || scenario.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
 }
 
-/// Every step of the plan; within one scenario the paths take turns.
+/// Runs every step of the plan. Within one scenario the paths take turns.
 fn measure(setting: &Setting, plan: &[(&Scenario, Layout, Vec<Path>)], reps: usize) -> Vec<Row> {
     let steps = plan.iter().map(|(s, _, paths)| paths.len() * reps.min(s.max_reps)).sum::<usize>();
     let mut progress = Progress::new(steps);
@@ -124,7 +125,7 @@ fn measure(setting: &Setting, plan: &[(&Scenario, Layout, Vec<Path>)], reps: usi
     for (scenario, layout, paths) in plan {
         let mut mine: Vec<Row> = scenario.metrics.iter().map(|m| Row::new(scenario, m, *layout)).collect();
         for rep in 0..reps.min(scenario.max_reps) {
-            // Each path is the first once: what a run leaves behind meets each of the others.
+            // The order of the paths rotates, so that the after-effects of a run meet each of the other paths.
             for path in paths.iter().cycle().skip(rep % paths.len()).take(paths.len()) {
                 progress.step(&format!("{} {} {} {}", scenario.name, layout.name(), path.name(), rep + 1));
                 match runner::step(setting, scenario, *layout, *path) {

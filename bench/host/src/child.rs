@@ -1,4 +1,4 @@
-//! Processes that end: every one has a deadline, and none outlives the bench.
+//! Child processes. Every wait for one has a deadline, and no child outlives the benchmark.
 
 use anyhow::{bail, Context, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -20,19 +20,19 @@ pub fn pin_self(cpu: usize) -> std::io::Result<()> {
 pub struct Child {
     inner: std::process::Child,
     name: String,
-    /// Output that was read but not asked for yet.
+    /// Output that was read from the pipe but not returned yet.
     pending: Vec<u8>,
 }
 
 impl Child {
-    /// Starts it, in a process group of its own, on one CPU.
+    /// Starts the command in a process group of its own, on one CPU.
     pub fn spawn(mut command: Command, cpu: Option<usize>) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdout(Stdio::piped()).process_group(0);
-        // SAFETY: between fork and exec: two system calls, no memory.
+        // SAFETY: between fork and exec the closure makes two system calls and allocates no memory.
         unsafe {
             command.pre_exec(move || {
-                // If the bench is killed, its servers end as by `kill`.
+                // If the benchmark is killed, its children get SIGTERM.
                 rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
                 cpu.map_or(Ok(()), pin_self)
             });
@@ -56,7 +56,7 @@ impl Child {
         Ok(input.write_all(b"\n")?)
     }
 
-    /// Ends it as Ctrl-C does; it may still print.
+    /// Sends SIGINT, as Ctrl-C does. The child may still print.
     pub fn interrupt(&self) -> Result<()> {
         Ok(kill_process_group(self.as_pid()?, Signal::INT)?)
     }
@@ -76,7 +76,7 @@ impl Child {
         }
     }
 
-    /// All output until it ends, and it must end well.
+    /// Reads all output until the child ends. An error if its exit status is not 0.
     pub fn finish(mut self, limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
         while self.read(deadline)? {}
@@ -88,7 +88,7 @@ impl Child {
         Ok(String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned())
     }
 
-    /// One more piece of output. False at its end.
+    /// Reads one more piece of output. False at its end.
     fn read(&mut self, deadline: Instant) -> Result<bool> {
         let out = self.inner.stdout.as_mut().context("no standard output")?;
         if !ready(&mut *out, deadline)? {
@@ -119,7 +119,7 @@ impl Drop for Child {
         if self.has_ended() {
             return;
         }
-        // Not yet reaped, so the number is still this group's.
+        // The child has not been reaped, so no other process group can have its number yet.
         let _ = kill_process_group(pid, Signal::TERM);
         if self.wait(Instant::now() + Duration::from_secs(2)).is_err() {
             let _ = kill_process_group(pid, Signal::KILL);

@@ -1,5 +1,5 @@
-//! `fastsocket-bench end`: a server or a client process of `bench shapes`. Plain libc calls, as in
-//! programs; `LD_PRELOAD` alone decides where they end.
+//! `fastsocket-bench end`: a server or a client process of `bench shapes`. It makes plain libc calls, as other
+//! programs do. `LD_PRELOAD` alone decides whether the library or the kernel handles them.
 //!
 //! Long: both ends of a measurement, which change together.
 
@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// How a server has its connections served.
+/// The way a server serves its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Server {
@@ -27,7 +27,7 @@ pub enum Server {
     Pool,
 }
 
-/// How the clients of all connections run.
+/// The way the clients of all connections run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clients {
@@ -72,11 +72,11 @@ pub struct End {
     secs: f64,
 }
 
-/// What a client process prints when the time is over.
+/// The line that a client process prints when the time is over.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     pub requests: u64,
-    /// Latencies: bucket ([`bucket`]) to count.
+    /// Histogram of latencies: bucket ([`bucket`]) to number of requests.
     pub latency: BTreeMap<u32, u64>,
 }
 
@@ -87,12 +87,12 @@ impl Done {
             *self.latency.entry(*bucket).or_default() += n;
         }
     }
-    /// `n` requests were answered `ns` after they were sent.
+    /// Records that `n` requests were answered `ns` after they were sent.
     fn note(&mut self, n: usize, ns: u64) {
         self.requests += n as u64;
         *self.latency.entry(bucket(ns)).or_default() += n as u64;
     }
-    /// Nanoseconds.
+    /// The quantile `q` of the latencies, in nanoseconds.
     pub fn quantile(&self, q: f64) -> f64 {
         let (mut left, total) = (0.0, self.requests as f64);
         for (bucket, n) in &self.latency {
@@ -105,12 +105,12 @@ impl Done {
     }
 }
 
-/// Sixteen to a doubling.
+/// Histogram bucket of a latency: 16 buckets for each doubling.
 fn bucket(ns: u64) -> u32 {
     ((ns.max(1) as f64).log2() * 16.0) as u32
 }
 
-/// Computes; how long does not depend on whether it is interrupted.
+/// Computes for `turns` turns. Unlike a loop with a deadline, it does the same work if it is interrupted.
 #[inline(never)]
 pub fn work(turns: u64) -> u64 {
     let mut x = turns | 1;
@@ -155,7 +155,7 @@ fn address(port: u16) -> libc::sockaddr_in {
 const ADDRESS: u32 = size_of::<libc::sockaddr_in>() as u32;
 
 fn socket() -> io::Result<RawFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     Ok(check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) }.into())? as RawFd)
 }
 
@@ -166,7 +166,7 @@ fn no_delay(fd: RawFd) {
 }
 
 fn non_blocking(fd: RawFd) {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
 }
 
@@ -180,13 +180,13 @@ fn connect(port: u16) -> io::Result<RawFd> {
 
 fn accept(listener: RawFd) -> io::Result<RawFd> {
     let none = std::ptr::null_mut();
-    // SAFETY: the address is not wanted.
+    // SAFETY: null pointers are allowed; they mean that the peer's address is not wanted.
     let fd = check(unsafe { libc::accept(listener, none, std::ptr::null_mut()) }.into())? as RawFd;
     no_delay(fd);
     Ok(fd)
 }
 
-/// None: it would block.
+/// None: the call would block.
 fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     // SAFETY: `buffer` is writable for its length.
     let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
@@ -197,7 +197,7 @@ fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     }
 }
 
-/// Also on a non-blocking socket: then it waits for room.
+/// Sends all of `bytes`. On a non-blocking socket it waits for room.
 fn send(fd: RawFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         // SAFETY: `bytes` is readable for its length.
@@ -206,7 +206,7 @@ fn send(fd: RawFd, mut bytes: &[u8]) -> io::Result<()> {
             Ok(n) => bytes = &bytes[n as usize..],
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-                // SAFETY: one pollfd.
+                // SAFETY: `p` is one pollfd, and lives through the call.
                 check(unsafe { libc::poll(&mut p, 1, -1) }.into())?;
             }
             Err(e) => return Err(e),
@@ -219,7 +219,7 @@ struct Epoll(RawFd);
 
 impl Epoll {
     fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         Ok(Epoll(check(unsafe { libc::epoll_create1(0) }.into())? as RawFd))
     }
     fn add(&self, fd: RawFd) -> io::Result<()> {
@@ -229,7 +229,7 @@ impl Epoll {
     }
     /// Descriptors that are readable.
     fn wait<'a>(&self, evs: &'a mut [libc::epoll_event; 64], ms: i32) -> io::Result<impl Iterator<Item = RawFd> + 'a> {
-        // SAFETY: 64 entries.
+        // SAFETY: `evs` has 64 entries.
         let n = check(unsafe { libc::epoll_wait(self.0, evs.as_mut_ptr(), 64, ms) }.into())?;
         Ok(evs[..n as usize].iter().map(|e| e.u64 as RawFd))
     }
@@ -237,14 +237,14 @@ impl Epoll {
 
 const NO_EVENT: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
 
-/// A connection that is served piece by piece.
+/// A connection, and the number of bytes of the next request that have arrived.
 struct Served {
     fd: RawFd,
     got: usize,
 }
 
 impl Served {
-    /// Takes what is there, and answers. False: that was the end.
+    /// Reads once, and answers each complete request. False: the client has closed the connection.
     fn turn(&mut self, args: &End, buffer: &mut [u8], answer: &[u8]) -> io::Result<bool> {
         match receive(self.fd, &mut buffer[..args.request])? {
             None => return Ok(true),
@@ -264,8 +264,7 @@ fn serve(kind: Server, args: &End) -> io::Result<()> {
     let listener = socket()?;
     let mut at = address(0);
     let mut len = ADDRESS;
-    // SAFETY: the addresses live through the calls and have the sizes that are said; ignoring
-    // SIGCHLD reaps children.
+    // SAFETY: the addresses live through the calls and have the given sizes. (Ignoring SIGCHLD reaps children.)
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         check(libc::bind(listener, (&raw const at).cast(), ADDRESS).into())?;
@@ -290,12 +289,12 @@ fn serve(kind: Server, args: &End) -> io::Result<()> {
         }
         // SAFETY: this process has one thread.
         if unsafe { libc::fork() } == 0 {
-            // SAFETY: the parent's; and the child ends here.
+            // SAFETY: this is the child's copy of the descriptor, which the child does not use again.
             unsafe { libc::close(listener) };
             let r = if kind == Server::Process { serve_blocking(fd, args) } else { serve_alone(fd, args) };
             std::process::exit(r.is_err().into());
         }
-        // SAFETY: it is the child's now.
+        // SAFETY: the child has its own copy, and this process does not use the descriptor again.
         unsafe { libc::close(fd) };
     })
 }
@@ -315,7 +314,7 @@ fn serve_alone(fd: RawFd, args: &End) -> io::Result<()> {
     let mut served = Served { fd, got: 0 };
     let mut evs = [NO_EVENT; 64];
     loop {
-        // As many programs do: first the socket, then the wait.
+        // As in many programs: read from the socket first, and wait afterwards.
         if !served.turn(args, &mut buffer, &answer)? {
             return Ok(());
         }
@@ -340,7 +339,7 @@ fn serve_loop(listener: RawFd, args: &End) -> io::Result<()> {
             } else if let Some(served) = all.get_mut(&fd) {
                 if !served.turn(args, &mut buffer, &answer).unwrap_or(false) {
                     all.remove(&fd);
-                    // SAFETY: ours, and served no more.
+                    // SAFETY: this process owns the descriptor, and does not use it again.
                     unsafe { libc::close(fd) };
                 }
             }
@@ -348,7 +347,8 @@ fn serve_loop(listener: RawFd, args: &End) -> io::Result<()> {
     }
 }
 
-/// Opens all, says so, waits for a line, measures, prints [`Done`], waits for the end of its input.
+/// Opens all connections, prints OPEN, and waits for a line of input. Then it measures, prints [`Done`], and waits
+/// for the end of its input.
 fn load(kind: Clients, args: &End) -> io::Result<()> {
     let fds = (0..args.conns).map(|_| connect(args.port)).collect::<io::Result<Vec<_>>>()?;
     println!("OPEN");
@@ -385,14 +385,14 @@ fn load(kind: Clients, args: &End) -> io::Result<()> {
     Ok(())
 }
 
-/// What a client asks for, again and again.
+/// The request that a client sends again and again.
 struct Asked {
     port: u16,
     /// Requests sent at once.
     pipeline: usize,
-    /// Bytes of those, and of their answers.
+    /// Bytes of these requests, and of their answers.
     bytes: (usize, usize),
-    /// Turns of [`work`] for those.
+    /// Turns of [`work`] that the client computes for these requests.
     turns: u64,
     think: Duration,
     short: bool,
@@ -431,7 +431,7 @@ fn ask(mut fd: RawFd, asked: &Asked, limit: Duration) -> io::Result<Done> {
             }
         }
         if asked.short {
-            // SAFETY: ours, and asked no more.
+            // SAFETY: this process owns the descriptor, and does not use it again.
             unsafe { libc::close(fd) };
             fd = connect(asked.port)?;
         }

@@ -1,18 +1,18 @@
-//! Loops that keep CPUs busy beside what is measured.
+//! Busy loops that load CPUs during a measurement.
 
 use crate::child::pin_self;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Threads that want a CPU all the time, until dropped.
+/// Threads that spin until this value is dropped.
 pub struct Hogs {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Hogs {
-    /// `n` on each of the CPUs.
+    /// Starts `n` threads on each of the CPUs.
     pub fn start(cpus: &[usize], n: u32) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let threads = cpus.iter().flat_map(|cpu| (0..n).map(|_| *cpu));

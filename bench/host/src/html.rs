@@ -1,4 +1,4 @@
-//! The picture: one HTML file with everything in it.
+//! The report: one HTML file with everything in it.
 
 use crate::report::{factor_text, value_text, Row};
 use crate::scenario::{Layout, Unit};
@@ -27,7 +27,7 @@ pub fn color(path: Path) -> RGBColor {
     }
 }
 
-/// Which picture a row belongs to.
+/// Title of the chart that a row belongs to. None: no chart.
 fn group(row: &Row) -> Option<&'static str> {
     let name = row.measure.as_str();
     Some(match row.unit {
@@ -75,7 +75,7 @@ pub fn page(machine: &Machine, rows: &[Row]) -> Result<String> {
     Ok(page)
 }
 
-/// Bars on a logarithmic axis: what is compared differs by factors.
+/// Draws bars on a logarithmic axis, because the compared values differ by factors.
 fn chart(title: &str, rows: &[&Row]) -> Result<String> {
     let all = || rows.iter().flat_map(|r| Path::ALL.iter().filter_map(|p| r.median(*p))).filter(|v| *v > 0.0);
     let (low, high) = all().fold((f64::MAX, 0.0f64), |(l, h), v| (l.min(v), h.max(v)));

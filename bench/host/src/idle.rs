@@ -1,4 +1,4 @@
-//! What it costs when nothing happens.
+//! The cost of an idle program.
 
 use crate::apps;
 use crate::child::Child;
@@ -10,12 +10,12 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// How long is watched.
+/// Time for which the idle programs are observed.
 const WATCH: Duration = Duration::from_secs(10);
-/// Connections held open; fewer than one channel has.
+/// Number of connections held open. It is less than the capacity of one channel.
 const CONNECTIONS: u64 = 1000;
 
-/// CPU time of nginx, redis and (ours) the monitor in ten idle seconds.
+/// CPU time in milliseconds that nginx, redis and (ours) the monitor use in ten idle seconds.
 pub fn cpu(step: &Step) -> Result<Values> {
     let servers = [apps::nginx(step, Role::Server)?, apps::redis(step)?];
     let mut roots: Vec<u32> = servers.iter().map(|s| s.child.pid()).collect();
@@ -23,7 +23,7 @@ pub fn cpu(step: &Step) -> Result<Values> {
         roots.push(accel.monitor_pid());
         anyhow::ensure!(accel.report()?.listeners.len() >= servers.len(), NotAccelerated);
     }
-    // What starting still has to do is not idling.
+    // Startup work does not count as idling.
     std::thread::sleep(Duration::from_secs(1));
     let pids: Vec<u32> = roots.into_iter().flat_map(with_descendants).collect();
     let total = || pids.iter().map(|pid| cpu_time(*pid)).sum::<Result<f64>>();
@@ -32,7 +32,7 @@ pub fn cpu(step: &Step) -> Result<Values> {
     Ok(Values::from([("cpu", (total()? - before) * 1e3)]))
 }
 
-/// A process and everything it started that still has it as an ancestor.
+/// A process and all its descendants.
 fn with_descendants(pid: u32) -> Vec<u32> {
     let mut all = vec![pid];
     for task in entries(&format!("/proc/{pid}/task")) {
@@ -47,7 +47,7 @@ fn entries(dir: &str) -> Vec<String> {
     list.map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Seconds of CPU time of all threads; by `schedstat` in nanoseconds, else by
+/// CPU time of all threads of a process, in seconds. It is read from `schedstat` in nanoseconds, or else from
 /// `stat` in clock ticks.
 pub fn cpu_time(pid: u32) -> Result<f64> {
     let mut ns = 0.0;
@@ -68,8 +68,7 @@ fn cpu_ticks(pid: u32) -> Result<f64> {
     Ok((tick(11)? + tick(12)?) / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Resident bytes for each of many open connections that do nothing, both ends
-/// and the monitor together.
+/// Resident bytes per idle open connection, of both ends and the monitor together.
 pub fn memory(step: &Step) -> Result<Values> {
     let accel = step.context.accel.as_ref().context("only ours")?;
     let count = CONNECTIONS.to_string();
@@ -104,8 +103,8 @@ pub fn memory(step: &Step) -> Result<Values> {
     client.finish(READY_LIMIT)?;
     server.finish(READY_LIMIT)?;
     let grown = |i: usize| after[i] - before[i];
-    // Shared memory by what is mapped or by what the monitor reports: pages
-    // that nobody maps any more are in the second only, arenas in the first.
+    // Shared memory is the larger of what is mapped and what the monitor reports. Only the monitor's number
+    // contains pages that no process maps any more; only the mapped pages contain arenas.
     Ok(Values::from([("bytes", (grown(0) + grown(1).max(grown(2))) / CONNECTIONS as f64)]))
 }
 

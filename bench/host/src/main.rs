@@ -1,7 +1,8 @@
-//! `fastsocket-bench`, to which `fastsocket bench` hands over: all that only measuring needs. Two verbs are its own:
-//! `worker` and `end`, the programs that it measures.
+//! `fastsocket-bench`, which `fastsocket bench` executes. It contains everything that only measuring needs. The
+//! verbs `worker` and `end` do not belong to `fastsocket bench`: they are the measured programs.
 //!
-//! `main` is C's, not std's, as that of `fastsocket`: std ignores SIGPIPE, and what is measured are plain programs.
+//! `main` is a C function, not that of std, as in `fastsocket`. The runtime of std ignores SIGPIPE, but the
+//! measured processes must be like plain programs.
 #![cfg_attr(not(test), no_main)]
 
 mod accel;
@@ -44,11 +45,11 @@ enum Measured {
 #[cfg(not(test))]
 #[no_mangle]
 extern "C" fn main(_argc: libc::c_int, _argv: *const *const libc::c_char) -> libc::c_int {
-    // glibc gives argv to std's initialiser too, so `std::env::args_os` works.
+    // glibc passes argv to std's initialiser too, so `std::env::args_os` works.
     std::panic::catch_unwind(entry).unwrap_or(EXIT_OWN)
 }
 
-/// Exit status of the program.
+/// Returns the exit status of the program.
 #[cfg_attr(test, allow(dead_code))]
 fn entry() -> i32 {
     let verb = std::env::args_os().nth(1);
@@ -71,7 +72,7 @@ fn entry() -> i32 {
     })
 }
 
-/// What `then` makes of the command line.
+/// Parses the command line, and returns the status that `then` returns.
 #[cfg_attr(test, allow(dead_code))]
 fn parsed<P: Parser>(then: impl FnOnce(P) -> i32) -> i32 {
     match P::try_parse() {

@@ -1,7 +1,8 @@
 //! `fastsocket bench paper`: the figures and tables of the three papers, with stock and ours on this machine.
 //!
-//! A section is measured or listed with the reason. In each round another way is the first. A second run of stock is
-//! the control. The library's counters must confirm the path of each row: a row that took another one has failed.
+//! Each section is measured, or listed with the reason why it is not. The order of the ways rotates from round to
+//! round. A second run of stock is the control. The library's counters must confirm the path of each row. A row
+//! that took another path has failed.
 
 mod affinity;
 mod bare;
@@ -35,7 +36,7 @@ use fsocket_measure::Progress;
 use row::Row;
 use section::{Kind, Section};
 
-/// The exit status, or why nothing was measured.
+/// Returns the exit status. An error if nothing was measured.
 pub fn run(args: &Args) -> Result<i32> {
     let mut sections = catalogue::all();
     if args.list {
@@ -49,7 +50,7 @@ pub fn run(args: &Args) -> Result<i32> {
         }
     }
     sections.retain(|s| args.only.is_empty() || args.only.iter().any(|name| s.matches(name)));
-    // Not after twenty minutes.
+    // A file that cannot be written is reported now, and not after twenty minutes.
     std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let file = |name| {
         let path = args.out.join(name);
@@ -118,7 +119,7 @@ fn reason_to_skip(setting: &Setting, experiment: &Experiment) -> Option<String> 
     }
 }
 
-/// One experiment: in each round another way is the first.
+/// Runs one experiment. The order of the ways rotates from round to round.
 fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, progress: &mut Progress) -> Vec<Row> {
     let mut rows: Vec<Row> = e.measures.iter().map(|m| Row::new(e, m)).collect();
     for rep in 0..reps.min(e.most_rounds) {
@@ -137,7 +138,7 @@ fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, pro
                 }
                 Err(error) => {
                     let other_path = error.is::<NotAccelerated>();
-                    // The row says that a known limit was met.
+                    // Print nothing if the experiment meets a known limit: the row reports it.
                     if !other_path || e.limit.is_none() {
                         progress.clear();
                         eprintln!("fastsocket bench paper: {} {}: {error:#}", e.name, way.name());
@@ -150,7 +151,7 @@ fn rounds(setting: &Setting, section: &Section, e: &Experiment, reps: usize, pro
     rows
 }
 
-/// One way, once. Ours must begin over shared memory and stay there.
+/// Measures one way once. Each accelerated connection must start in shared memory and stay there.
 fn step(setting: &Setting, experiment: &Experiment, path: Path) -> Result<Values> {
     let step = Step { context: setting, path, layout: experiment.layout };
     if !experiment.is_counted {

@@ -1,17 +1,14 @@
-//! The raw limit: a byte queue in shared memory between two processes, with
-//! nothing around it. One producer, one consumer, 8-byte headers in the
-//! stream, busy spinning; no sleeping, no sockets, no protection from a hostile
-//! peer. What a socket on shared memory can reach at best.
+//! The raw limit: a byte queue in shared memory between two processes, and nothing else. It has one producer, one
+//! consumer and 8-byte headers in the stream. Both sides spin and never sleep. There are no sockets, and no
+//! protection from a hostile peer. A socket over shared memory cannot be faster.
 //!
-//! A header holds length and kind and is never zero. The producer clears the
-//! *next* header before it publishes one, so the consumer polls exactly the
-//! word that will change, and a small message is one cache line.
+//! A header holds the length and the kind, and is never zero. The producer clears the *next* header before it
+//! publishes one. So the consumer polls exactly the word that will change, and a small message is one cache line.
 //!
-//! Publication is in batches: the producer holds back the header of the first
-//! record of a batch, and stores it last. So a stream of small messages costs one
-//! handover of a line for [`BATCH`] bytes, and no index is shared on the way. A
-//! side that turns to receiving publishes what it holds back, so that a round
-//! trip waits for nothing.
+//! Records are published in batches: the producer holds back the header of a batch's first record, and stores it
+//! last. So a stream of small messages costs one transfer of a cache line for each [`BATCH`] bytes, and the sides
+//! share no index meanwhile. A side publishes its batch before it waits to receive, so that a round trip is not
+//! delayed.
 
 use crate::worker::link::Link;
 use rustix::mm::{mmap, MapFlags, ProtFlags};
@@ -22,19 +19,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of one direction; a power of two.
 const CAP: usize = 2 << 20;
-/// Longest record: the consumer copies one while the producer writes the next.
+/// Bytes of the longest record: the consumer copies one while the producer writes the next.
 const RECORD: usize = 32 * 1024;
 /// Bytes after which a batch is published.
 const BATCH: u64 = 1024;
 const DATA: u64 = 1 << 32;
 const PAD: u64 = 2 << 32;
 const FIN: u64 = 3 << 32;
-/// One direction: a line for the consumer's position, then the ring.
+/// Bytes of one direction: a page with the consumer's position, then the ring.
 const DIRECTION: usize = 4096 + CAP;
 /// Size of the shared file.
 pub const SIZE: usize = 2 * DIRECTION;
 
-/// A direction in this process's memory.
+/// One direction, mapped into this process.
 #[derive(Clone, Copy)]
 struct Ring {
     at: *mut u8,
@@ -54,23 +51,24 @@ impl Ring {
     }
 
     fn data(&self, pos: u64) -> *mut u8 {
-        // SAFETY: masked to the ring.
+        // SAFETY: the mask keeps the offset inside the ring.
         unsafe { self.at.add(4096 + (pos as usize & (CAP - 1))) }
     }
 }
 
-/// Both directions, from one side.
+/// Both directions, as seen by one side.
 pub struct Queue {
     tx: Ring,
     tail: u64,
-    /// Where the present batch begins and the header that publishes it; 0: nothing is held back.
+    /// The position of the present batch, and the header that publishes it (0: no batch is held back).
     held: (u64, u64),
-    /// The peer's head as last seen.
+    /// The peer's read position, as last seen.
     free_from: u64,
     rx: Ring,
     head: u64,
-    /// Bytes of the present record not yet read, and where they are.
+    /// Bytes of the present record that are not read yet; they begin at `head`.
     rest: usize,
+    /// Position of the next record's header.
     next: u64,
 }
 
@@ -87,7 +85,7 @@ impl Queue {
         Ok(Queue { tx, tail: 0, held: (0, 0), free_from: 0, rx, head: 0, rest: 0, next: 0 })
     }
 
-    /// Waits until `bytes` from the tail on, and one header more, are free.
+    /// Waits until `bytes` and one more header are free after the tail.
     #[inline]
     fn reserve(&mut self, bytes: usize) {
         let fits = |tail: u64, head: u64| tail - head + bytes as u64 + 8 <= CAP as u64;
@@ -100,7 +98,7 @@ impl Queue {
         }
     }
 
-    /// Adds a record of which `len` bytes are in place to the batch.
+    /// Adds a record to the batch. Its `len` bytes are in the ring already.
     #[inline]
     fn publish(&mut self, header: u64, len: usize) {
         let next = self.tail + 8 + len.next_multiple_of(8) as u64;
@@ -121,7 +119,7 @@ impl Queue {
     fn flush(&mut self) {
         let (at, header) = std::mem::take(&mut self.held);
         if header != 0 {
-            // Release: the records of the batch. The consumer's load of a header acquires it.
+            // Release: publishes the records of the batch. It pairs with the consumer's acquire load of a header.
             self.tx.header(at).store(header, Ordering::Release);
         }
     }
@@ -150,7 +148,7 @@ impl Link for Queue {
         Ok(())
     }
 
-    /// As `recv`: waits for the first byte, then takes what is there.
+    /// Waits for the first byte, then takes what is there, as `recv` does.
     #[inline]
     fn recv(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut got = 0;
@@ -172,7 +170,7 @@ impl Link for Queue {
                 let len = header as u32 as usize;
                 match header & !0xffff_ffff {
                     FIN => {
-                        // An answer to the end waits for nobody.
+                        // Publish the batch: the peer has ended its stream, but may wait for an answer.
                         self.flush();
                         return Ok(got);
                     }
@@ -234,7 +232,7 @@ mod tests {
         }
         client.finish().unwrap();
         assert_eq!(server.recv(&mut buffer).unwrap(), 0);
-        // An answer to the end arrives, also if its sender only waits for more.
+        // A message that is sent after the peer's end arrives, although its sender only receives afterwards.
         server.send(b"total").unwrap();
         assert_eq!(server.recv(&mut buffer).unwrap(), 0);
         assert_eq!(client.recv(&mut buffer).unwrap(), 5);

@@ -1,4 +1,4 @@
-//! Rows, medians, verdicts; the table and the JSON.
+//! Rows with medians and verdicts, printed as tables or written as JSON.
 
 use crate::scenario::{Bar, Better, Layout, Metric, Scenario, Unit};
 use comfy_table::{presets, Attribute, Cell, CellAlignment, Color, Table};
@@ -8,7 +8,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 
-/// One measure on one layout, on all paths.
+/// The results of one measure in one layout, on all paths.
 #[derive(Debug)]
 pub struct Row {
     pub measure: String,
@@ -20,7 +20,7 @@ pub struct Row {
     pub problems: Vec<Problem>,
 }
 
-/// A path to stock; above 1 it is better.
+/// Ratio of a path to stock. Above 1 the path is better.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Beside {
     pub median: f64,
@@ -38,7 +38,7 @@ pub struct Problem {
 impl Row {
     pub fn new(scenario: &Scenario, metric: &Metric, layout: Layout) -> Self {
         let mut bars = metric.bars.clone();
-        // A bar below 1 says "about as fast"; that holds everywhere.
+        // A bar below 1 means "about as fast as stock", and holds in every layout.
         let is_judged = metric.unit != Unit::CpuMicroseconds;
         if is_judged && layout == Layout::SameCpu && !bars.iter().any(|bar| matches!(bar, Bar::Stock(f) if *f < 1.0)) {
             bars = vec![Bar::Stock(1.0)];
@@ -84,8 +84,8 @@ impl Row {
         Some(Beside { median, low: each().reduce(f64::min)?, high: each().reduce(f64::max)? })
     }
 
-    /// Kernel paths that are worse than stock in every repetition, and by the medians worse than the control ever was.
-    /// Fewer than three repetitions say nothing.
+    /// Kernel paths that are worse than stock in every repetition, and whose median is worse than the control's
+    /// worst repetition. Empty if there are fewer than three repetitions.
     pub fn below(&self) -> Vec<Path> {
         let is_enough = self.values.get(&Path::Control).is_some_and(|values| values.len() >= 3);
         let Some(control) = self.beside_stock(Path::Control).filter(|_| is_enough) else { return Vec::new() };
@@ -105,13 +105,13 @@ impl Row {
         }
     }
 
-    /// Whether every bar is met; none if there is none, or nothing to compare.
+    /// Are all bars met? None if there is no bar, or nothing to compare.
     pub fn verdict(&self) -> Option<bool> {
         let verdicts: Vec<bool> = self.bars.iter().filter_map(|bar| self.meets(*bar)).collect();
         (!verdicts.is_empty()).then(|| verdicts.iter().all(|ok| *ok))
     }
 
-    /// What stands in the last column.
+    /// Text of the last column.
     pub fn judgement(&self) -> &'static str {
         if self.problems.iter().any(|p| p.not_accelerated) {
             "ANOTHER PATH"
@@ -147,7 +147,7 @@ fn trimmed(value: f64) -> String {
     format!("{value:.1}").trim_end_matches(".0").to_owned()
 }
 
-/// A value with a unit that keeps it short.
+/// Formats a value with the unit prefix that keeps the text short.
 pub fn value_text(value: f64, unit: Unit) -> String {
     let scaled = |step: f64, names: &[&str]| {
         let (mut value, mut at) = (value, 0);
@@ -175,13 +175,13 @@ pub fn value_text(value: f64, unit: Unit) -> String {
     }
 }
 
-/// The factor of the ratio column.
+/// Text of the ratio column.
 pub fn factor_text(row: &Row) -> String {
     row.factor(Path::Stock)
         .map_or_else(String::new, |f| if f < 9.995 { format!("{f:.2}x") } else { format!("{f:.1}x") })
 }
 
-/// A table in this program's style, without colour where none is wanted.
+/// An empty table in this program's style, without colour if NO_COLOR is set or stdout is no terminal.
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(header);
@@ -218,7 +218,7 @@ pub fn print(rows: &[Row]) {
     }
 }
 
-/// The kernel's path beside stock, where it was measured.
+/// Prints how the paths over kernel TCP compare with stock, if they were measured.
 fn print_kernel(rows: &[Row], layout: Layout) {
     let measured = |row: &&Row| row.layout == layout && row.values.keys().any(|path| Path::BESIDE.contains(path));
     let mut rows = rows.iter().filter(measured).peekable();
@@ -255,7 +255,7 @@ pub fn list(scenarios: &[Scenario]) {
     anstream::println!("{table}");
 }
 
-/// Everything, for other programs.
+/// All results as JSON, for other programs.
 pub fn json(machine: &Machine, rows: &[Row], reps: usize, hogs: u32) -> Value {
     let row = |row: &Row| {
         let medians: BTreeMap<&str, f64> = Path::ALL.iter().filter_map(|p| Some((p.name(), row.median(*p)?))).collect();

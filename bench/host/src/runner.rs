@@ -1,4 +1,4 @@
-//! Runs one step: one scenario on one path.
+//! Runs one step: a scenario on a path.
 
 use crate::accel::Accel;
 use crate::child::Child;
@@ -11,9 +11,9 @@ use fsocket_bench_args::{Path, Role};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// Measures, and makes sure that ours was ours.
+/// Runs a scenario on a path, and checks that the connections took that path.
 pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) -> Result<Values> {
-    // Nothing connects while everything is idle; that step checks for itself.
+    // These jobs connect nothing while they are measured. `idle::cpu` has a check of its own.
     let connects = !matches!(scenario.job, Job::IdleCpu | Job::TrueLoop);
     checked(&Step { context, path, layout }, connects, |step| match scenario.job {
         Job::Micro { op, size } => micro(step, op, size),
@@ -23,7 +23,7 @@ pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) 
     })
 }
 
-/// Runs a step. If it connects, the error says which connections took another path than the step's.
+/// Runs a step. If it connects, connections over another path than the step's are an error.
 pub fn checked(step: &Step, connects: bool, run: impl FnOnce(&Step) -> Result<Values>) -> Result<Values> {
     let path = step.path;
     let before = match &step.context.accel {
@@ -33,7 +33,7 @@ pub fn checked(step: &Step, connects: bool, run: impl FnOnce(&Step) -> Result<Va
     let used = cpu_used(before.as_ref().map(|(accel, _)| *accel))?;
     let mut values = run(step)?;
     if let Some(ops) = values.remove("ops").filter(|ops| *ops > 0.0) {
-        // (All processes of the step have ended.)
+        // All processes of the step have ended, so `cpu_used` includes them.
         let used = cpu_used(before.as_ref().map(|(accel, _)| *accel))? - used;
         values.insert("cpu_op", used * 1e6 / ops);
     }
@@ -46,7 +46,7 @@ pub fn checked(step: &Step, connects: bool, run: impl FnOnce(&Step) -> Result<Va
 
 /// Seconds of CPU time of all children that have ended, and of the monitor.
 fn cpu_used(accel: Option<&Accel>) -> Result<f64> {
-    // SAFETY: all fields of the structure are integers, so that zeros are a value.
+    // SAFETY: all fields of the structure are integers, so zeros are a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the structure lives through the call.
     if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) } != 0 {
@@ -57,7 +57,7 @@ fn cpu_used(accel: Option<&Accel>) -> Result<f64> {
     Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime) + monitor)
 }
 
-/// One operation of the worker, between a server and a client.
+/// Measures one operation of the worker between a server and a client.
 pub fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
     let seconds = step.seconds();
     let mut memory = None;
@@ -84,8 +84,8 @@ pub fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {
     let mut command = worker(step, Role::Client, op, addr);
     command.args(["--size", &size.to_string(), "--secs", &seconds.to_string()]);
     if op == Op::Conn && !matches!(step.path, Path::Ours | Path::Unix) {
-        // Below the number of ephemeral ports: the kernel shall not be measured in
-        // a table full of TIME-WAIT that it made itself.
+        // Fewer connections than ephemeral ports. Otherwise the run would measure the kernel with a table full of
+        // TIME-WAIT sockets of its own.
         command.args(["--max-ops", "12000"]);
     }
     let output = Child::spawn(command, None)?.finish(Duration::from_secs_f64(seconds * 3.0) + READY_LIMIT)?;

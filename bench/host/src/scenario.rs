@@ -1,4 +1,4 @@
-//! What is measured, and what it must show.
+//! The scenarios, and the goal of each.
 
 use crate::worker::Op;
 use fsocket_bench_args::Path;
@@ -27,14 +27,13 @@ pub enum Better {
     Lower,
 }
 
-/// What a measure must show. A factor says how many times better ours is than
-/// the other, whichever way is better: 0.4 of the queue's rate, or 1 / 1.5 of
-/// its latency.
+/// The goal of a measure. A factor says how many times better ours must be, for rates and for latencies: Queue(0.4)
+/// requires 0.4 times the queue's rate, and Queue(1.0 / 1.5) at most 1.5 times its latency.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bar {
     Stock(f64),
     Queue(f64),
-    /// At most stock and this much more.
+    /// At most this much more than stock.
     StockPlus(f64),
     AtMost(f64),
 }
@@ -47,7 +46,7 @@ pub struct Metric {
     pub label: &'static str,
     pub unit: Unit,
     pub better: Better,
-    /// On two CPUs. On one CPU every measure must be no worse than stock.
+    /// Goals on two CPUs. On one CPU every measure must be no worse than stock.
     pub bars: Vec<Bar>,
 }
 
@@ -94,9 +93,9 @@ pub struct Scenario {
     pub paths: Vec<Path>,
     pub layouts: Vec<Layout>,
     pub metrics: Vec<Metric>,
-    /// Long ones are not repeated as often.
+    /// Maximum number of repetitions. Long scenarios are repeated less often.
     pub max_reps: usize,
-    /// Programs it needs.
+    /// Programs that must be installed.
     pub programs: &'static [&'static str],
 }
 
@@ -104,7 +103,8 @@ fn metric(key: &'static str, label: &'static str, unit: Unit, better: Better, ba
     Metric { key, label, unit, better, bars: bars.to_vec() }
 }
 
-/// CPU time of all processes for an operation, user and system. No bar: a thread that spins uses more and answers sooner.
+/// User and system CPU time of all processes per operation. It has no bar, because a thread that spins uses more
+/// CPU time and answers sooner.
 fn cpu() -> Metric {
     metric("cpu_op", "CPU", Unit::CpuMicroseconds, Better::Lower, &[])
 }
@@ -113,7 +113,7 @@ fn micro(name: String, op: Op, size: usize, mut metrics: Vec<Metric>) -> Scenari
     metrics.push(cpu());
     let mut paths = Path::ALL.to_vec();
     if matches!(op, Op::Conn | Op::Turns | Op::TurnsRate) {
-        // The queue has no connections, and one thread at each end.
+        // The queue has no connections, and only one thread at each end.
         paths.retain(|p| *p != Path::Queue);
     }
     let layouts = vec![Layout::TwoCpus, Layout::SameCpu];
@@ -138,7 +138,7 @@ pub fn size_name(size: usize) -> String {
     }
 }
 
-/// Everything there is, in the order in which it is measured.
+/// All scenarios, in the order in which they are measured.
 pub fn all() -> Vec<Scenario> {
     use Bar::*;
     use Better::*;
@@ -189,7 +189,7 @@ pub fn all() -> Vec<Scenario> {
     let memory = vec![metric("bytes", "", Bytes, Lower, &[AtMost(16384.0)])];
     let mut open = app("idle-connection", Job::IdleMemory, memory, &[]);
     open.max_reps = 1;
-    // What the kernel spends on a connection is in no process's memory.
+    // Only ours is measured, because the kernel's memory for a connection does not show in any process.
     open.paths = vec![Path::Ours];
     for mut one in [idle, open] {
         one.layouts = vec![Layout::TwoCpus];

@@ -1,5 +1,5 @@
-//! `fastsocket bench shapes`: the shapes in which servers live. Processes and threads of several
-//! kinds, more of them than CPUs, with some work in each request; stock and ours in turn.
+//! `fastsocket bench shapes`: servers and clients of typical structures ("shapes"). They are processes and threads
+//! of several kinds, more of them than CPUs, with some work in each request. Stock and ours take turns.
 
 mod map;
 mod measure;
@@ -19,7 +19,7 @@ use row::Row;
 use std::time::Instant;
 use way::Way;
 
-/// The exit status, or why nothing was measured.
+/// Returns the exit status. An error if nothing was measured.
 pub fn run(args: &Shapes) -> Result<i32> {
     let mut shapes = plan::all();
     shapes.retain(|s| args.only.is_empty() || args.only.iter().any(|text| s.name().contains(text.as_str())));
@@ -45,7 +45,7 @@ pub fn run(args: &Shapes) -> Result<i32> {
     Ok((rows.iter().any(|r| !r.problems.is_empty()) || args.strict && is_missed) as i32)
 }
 
-/// Measures every shape on every way. In each repetition another way is the first.
+/// Measures every shape in every way. The order of the ways rotates from repetition to repetition.
 fn measured(shapes: &[Shape], ways: &[Way], reps: usize, setting: &Setting) -> Vec<Row> {
     let of = |shape: &Shape| ways.iter().filter(|w| w.is_for(shape)).collect::<Vec<_>>();
     let steps = shapes.iter().map(|shape| of(shape).len() * reps).sum();
@@ -86,9 +86,9 @@ fn write(args: &Shapes, machine: &Machine, rows: &[Row], reps: usize, secs: f64)
     Ok(())
 }
 
-/// Says how many shapes miss a bar, and the means. True: something is missed.
+/// Prints the number of shapes that miss a bar, and the means. Returns true if something is missed.
 fn judge(rows: &[Row], cpus: usize) -> bool {
-    let measured: Vec<_> = rows.iter().filter_map(Row::measured).collect();
+    let measured: Vec<_> = rows.iter().filter_map(verdict::Measured::of).collect();
     let below = measured.iter().filter(|m| !verdict::missed(m, cpus).is_empty()).count();
     println!("{} shapes, {below} below stock in rate, CPU time or tail by more than their spread", measured.len());
     let means = verdict::means(&measured, cpus);
@@ -107,7 +107,7 @@ fn judge(rows: &[Row], cpus: usize) -> bool {
     below > 0 || slower > 0 || means.iter().any(verdict::Mean::is_missed)
 }
 
-/// Turns of [`ends::work`] in a microsecond, when nothing interrupts it.
+/// Turns of [`ends::work`] per microsecond, when nothing interrupts it.
 fn turns_per_us() -> f64 {
     const TURNS: u64 = 200_000;
     let once = || {

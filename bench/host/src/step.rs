@@ -1,4 +1,4 @@
-//! One step of the bench: its surroundings and the commands that it starts.
+//! One step of the benchmark: its context, and the commands that it starts.
 
 use crate::accel::{clean_environment, Accel};
 use crate::scenario::Layout;
@@ -9,23 +9,23 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Metric keys to values.
+/// Values by metric key.
 pub type Values = BTreeMap<&'static str, f64>;
 
 /// How long a process may take to become ready, or to end.
 pub const READY_LIMIT: Duration = Duration::from_secs(5);
 
-/// What every step needs.
+/// The context that all steps share.
 pub struct Setting {
     pub own: PathBuf,
     pub dir: PathBuf,
     pub accel: Option<Accel>,
-    /// The client's CPU and, on two, the server's.
+    /// The client's CPU, and the server's CPU in the layout with two CPUs.
     pub cpus: [usize; 2],
     pub quick: bool,
 }
 
-/// One step's surroundings.
+/// The context of one step.
 pub struct Step<'a> {
     pub context: &'a Setting,
     pub path: Path,
@@ -41,7 +41,7 @@ impl Step<'_> {
         self.context.cpus[(self.layout == Layout::TwoCpus) as usize]
     }
 
-    /// A command with the environment of an end of this role.
+    /// A command with the environment for an end of this role: with the library, or without.
     pub fn command(&self, role: Role, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         clean_environment(&mut command);
@@ -62,7 +62,7 @@ impl Step<'_> {
     }
 }
 
-/// Marks an error: the step worked, but over another path than it was to.
+/// Error context: the step worked, but its connections took another path than the step's.
 #[derive(Debug, Clone, Copy)]
 pub struct NotAccelerated;
 

@@ -1,6 +1,5 @@
-//! `fastsocket-bench worker`: one end of a measurement. Uses plain blocking
-//! libc calls, as the programs do that it stands for; whether they end in the
-//! kernel or in the library is decided by `LD_PRELOAD` alone.
+//! `fastsocket-bench worker`: one end of a measurement. It makes plain blocking libc calls, like the programs that
+//! it stands for. `LD_PRELOAD` alone decides whether the library or the kernel handles them.
 
 mod args;
 pub mod futex;
@@ -16,7 +15,7 @@ pub use args::{Op, Outcome, Role, Transport, Worker, OPEN, READY};
 use link::{Listener, Socket};
 use std::path::PathBuf;
 
-/// Runs one end; the exit status.
+/// Runs one end, and returns the exit status.
 pub fn run(args: &Worker) -> i32 {
     match work(args) {
         Ok(()) => 0,
@@ -89,7 +88,7 @@ fn work(args: &Worker) -> std::io::Result<()> {
     }
 }
 
-/// Says that the connection is open and waits for a line, if that is wanted.
+/// With `--gate`: prints that the connection is open, and waits for a line of input.
 fn gate(args: &Worker) -> std::io::Result<()> {
     if args.gate {
         println!("{OPEN}");
@@ -103,7 +102,7 @@ fn print_outcome(outcome: &Outcome) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A thousand connections and the usual soft limit of 1024 do not go together.
+/// Raises the limit of open files: a thousand connections need more than the usual soft limit of 1024.
 fn raise_descriptor_limit() {
     use rustix::process::{getrlimit, setrlimit, Resource};
     let mut limit = getrlimit(Resource::Nofile);

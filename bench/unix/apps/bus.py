@@ -1,7 +1,7 @@
 """Clients of dbus-daemon: bus.py SOCKET CALLS. Prints a digest of all that was answered.
 
-A service and two clients, processes of their own. Each client makes CALLS calls over the bus, passes a pipe, into which the
-service writes, and makes as many calls again. D-Bus is spoken as far as this needs it.
+A service and two clients are processes of their own. Each client makes CALLS calls over the bus, passes a pipe, into
+which the service writes, and makes as many calls again. The program implements only the part of D-Bus that it needs.
 """
 
 import hashlib

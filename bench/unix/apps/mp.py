@@ -1,6 +1,7 @@
-"""What Python's multiprocessing does over Unix sockets: mp.py PLACE. Prints a digest of all that was answered.
+"""Uses Python's multiprocessing over Unix sockets: mp.py PLACE. Prints a digest of all that was answered.
 
-Descriptors are passed over a connection before it has lasted, and after that; by the server of forks; and by queues.
+Descriptors are passed over a new connection, over a connection that has lasted for a while, by the fork server, and by
+queues.
 """
 
 import array
@@ -129,7 +130,7 @@ def ancillary(path):
 def main():
     place = sys.argv[1]
     context = multiprocessing.get_context("forkserver")
-    # Before it has lasted, and after.
+    # Descriptors are passed at once, and only after 200 messages.
     passes(context, f"{place}/early", 0)
     passes(context, f"{place}/late", 200)
     queues(context)

@@ -1,5 +1,4 @@
-//! Killing a worker, or reloading the server, every second under load: what
-//! fails, and why.
+//! Kills a worker, or reloads the server, every second under load, and counts the failed requests by cause.
 
 use crate::stage::{Stage, PORT};
 use crate::{Scenario, Setting};

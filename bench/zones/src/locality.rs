@@ -1,6 +1,5 @@
-//! The share of packets that the kernel handles on the CPU where the
-//! application runs, for accepted (passive) and opened (active) connections,
-//! counted by BPF in the middle host's server.
+//! Measures the share of packets that the kernel handles on the CPU where the application runs, for accepted
+//! (passive) and opened (active) connections. BPF counts the packets of the middle host's server.
 
 use crate::stage::Stage;
 use crate::{Scenario, Setting};
@@ -11,7 +10,7 @@ use fsocket_testkit::servers::{self, Way};
 use fsocket_testkit::workers::children;
 use serde_json::{json, Value};
 
-/// For each concurrent one.
+/// Number of requests of each concurrent client.
 const REQUESTS: u64 = 100;
 
 pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
@@ -19,7 +18,7 @@ pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
     let (front, back) = (stage.front(), stage.back());
     stage.middle.file("www/64", [b'x'; 64]);
     let mut backend = None;
-    // First: it must see every connection from its beginning.
+    // Counting starts before the server, because BPF must see every connection from its beginning.
     let locality = Locality::start()?;
     let server = match scenario {
         Scenario::LocalityNginx => servers::nginx(&stage.middle, way, &[front], setting.cpus),
@@ -36,7 +35,7 @@ pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
     let outcome = Load::start(&plan, Some(&stage.chain.client), Some(REQUESTS)).finish();
     ensure!(outcome.failures() == 0, "failed requests: {:?}", outcome.failed);
     let counters = stage.proof(way)?;
-    // Other servers of this machine are counted, too.
+    // BPF also counts the packets of other servers on this machine.
     let mut processes = children(server.pid());
     processes.push(server.pid() as i32);
     let cells = locality.cells()?;

@@ -98,7 +98,7 @@ enum ReceiveName {
     Inline,
 }
 
-/// What every measurement needs to know.
+/// Parameters that all measurements share.
 pub struct Setting {
     pub cpus: usize,
     pub receive: Receive,
@@ -152,14 +152,14 @@ fn run() -> Result<bool> {
     Ok(report.print())
 }
 
-/// All ways of one scenario, in turns.
+/// Measures one scenario in all ways, which take turns.
 fn measure(scenario: Scenario, setting: &Setting, ways: &[Way], reps: u16, report: &mut Report) {
     let once =
         matches!(scenario, Scenario::KillNginx | Scenario::KillDemo | Scenario::ReloadNginx | Scenario::ReloadDemo);
     let reps = if once { 1 } else { reps };
     let name = scenario.to_possible_value().expect("none is skipped").get_name().to_owned();
     let backend = matches!(scenario, Scenario::Haproxy | Scenario::DemoProxy | Scenario::LocalityHaproxy);
-    // What opens no connections is not steered.
+    // Steering changes nothing for a server that opens no connections.
     let ways = ways.iter().filter(|way| backend || **way != Way::Steered);
     let mut rows: Vec<Row> = ways.map(|way| Row::new(&name, *way)).collect();
     for rep in 1..=reps {
@@ -180,8 +180,8 @@ fn measure(scenario: Scenario, setting: &Setting, ways: &[Way], reps: u16, repor
     report.rows.append(&mut rows);
 }
 
-/// One repetition of all ways: a second for each, as many times as there are
-/// seconds, first and last in turn.
+/// One repetition of all ways. In each of `setting.seconds` rounds, every way is measured for one second. The order
+/// of the ways is reversed from round to round.
 fn throughput(scenario: Scenario, setting: &Setting, rows: &mut [Row]) {
     let mut ready: Vec<Option<Ready>> = Vec::new();
     for row in rows.iter_mut() {
@@ -205,13 +205,13 @@ fn throughput(scenario: Scenario, setting: &Setting, rows: &mut [Row]) {
     }
 }
 
-/// The kit's checks panic, as tests do; one failure is not the end.
+/// Turns a panic of a testkit check into an error, so that the other measurements still run.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     result.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above")))
 }
 
-/// One measurement: an object of numbers, the first of which is compared.
+/// Makes one measurement of a scenario that is measured alone. The result is a JSON object of numbers.
 fn one(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
     match scenario {
         Scenario::LocalityNginx | Scenario::LocalityHaproxy => locality::run(scenario, setting, way),

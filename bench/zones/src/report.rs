@@ -1,4 +1,4 @@
-//! Rows, medians, ratios; a table and JSON.
+//! Rows with medians and ratios, printed as a table or written as JSON.
 
 use crate::Setting;
 use anyhow::{Context, Result};
@@ -7,7 +7,7 @@ use fsocket_testkit::servers::Way;
 use serde_json::{json, Value};
 use std::path::PathBuf;
 
-/// One scenario in one way.
+/// The results of one scenario in one way.
 pub struct Row {
     pub scenario: String,
     pub way: Way,
@@ -20,7 +20,7 @@ impl Row {
         Row { scenario: scenario.to_owned(), way, values: Vec::new(), failures: Vec::new() }
     }
 
-    /// A measurement's figures, or why there are none.
+    /// Adds the figures of a measurement, or its error.
     pub fn take(&mut self, result: Result<Value>) {
         match result {
             Ok(values) => self.values.push(values),
@@ -38,7 +38,7 @@ impl Row {
         fsocket_measure::median(&values)
     }
 
-    /// Medians in words.
+    /// The medians (of a disturbance, the first result) as text.
     fn summary(&self) -> String {
         if let Some(rate) = self.median("requests_per_second") {
             return format!("{rate:.0} requests/s");
@@ -85,7 +85,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Fails now if the file cannot be written, not after half an hour.
+    /// Creates the file at once, so that an unwritable path is reported now, and not after half an hour.
     pub fn new(file: Option<PathBuf>) -> Result<Report> {
         if let Some(file) = &file {
             std::fs::File::create(file).with_context(|| file.display().to_string())?;
@@ -93,13 +93,13 @@ impl Report {
         Ok(Report { rows: Vec::new(), file })
     }
 
-    /// Median rate over that of stock SO_REUSEPORT in the same scenario.
+    /// The row's median rate, divided by that of stock SO_REUSEPORT in the same scenario.
     fn ratio(&self, row: &Row) -> Option<f64> {
         let fair = self.rows.iter().find(|r| r.scenario == row.scenario && r.way == Way::Reuseport)?;
         Some(row.median("requests_per_second")? / fair.median("requests_per_second")?)
     }
 
-    /// Everything so far.
+    /// Writes all results so far to the JSON file.
     pub fn write(&self, setting: &Setting) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let rows: Vec<Value> = self.rows.iter().map(|row| row.json(self.ratio(row))).collect();

@@ -1,4 +1,4 @@
-//! Fresh hosts for one measurement, and what our library counted in it.
+//! Fresh hosts (network namespaces) for one measurement, and the library's counters during it.
 
 use crate::Setting;
 use anyhow::{anyhow, ensure, Result};
@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 
 pub const PORT: u16 = 80;
 
-/// Clients, middle and backend. Fields are dropped in this order: servers'
-/// directories before the namespaces.
+/// The hosts of one measurement: clients, server or proxy (`middle`), and backend. Fields are dropped in order: the
+/// servers' directories before the namespaces.
 pub struct Stage {
     pub middle: Host,
     pub backend: Host,
@@ -31,18 +31,18 @@ impl Stage {
         Ok(Stage { middle, backend, before, chain })
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub fn front(&self) -> SocketAddr {
         (self.chain.middle_front(), PORT).into()
     }
 
-    /// Where the middle host connects to.
+    /// The address that the middle host connects to.
     pub fn back(&self) -> SocketAddr {
         (self.chain.backend_address(), PORT).into()
     }
 
-    /// What the middle host's kernel dropped, refused or moved of connections and
-    /// handshakes; only what is not zero.
+    /// Counters of the middle host's kernel: connections and handshakes that it dropped, refused or moved. Counters
+    /// that are 0 are left out.
     pub fn kernel_counts(&self) -> Value {
         const NAMES: [&str; 6] = [
             "ListenOverflows",
@@ -61,8 +61,8 @@ impl Stage {
         Value::Object(found.map(|(name, value)| (name.to_owned(), json!(value.parse::<u64>().ok()))).collect())
     }
 
-    /// The counters that changed, if ours; an error if zones did nothing: what
-    /// silently ran on stock sockets is no measurement of ours.
+    /// For ways with the library: the counters that changed. An error if zones had no effect, because then stock
+    /// sockets were measured.
     pub fn proof(&self, way: Way) -> Result<Value> {
         if !way.is_ours() {
             return Ok(Value::Null);

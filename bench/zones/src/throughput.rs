@@ -1,6 +1,6 @@
-//! Requests a second, one connection a request. All ways are up at once, and a
-//! load of one second goes from one to the next: the machine's own speed changes
-//! within minutes by more than what is looked for.
+//! Measures requests per second, with one connection per request. The servers of all ways run at the same time, and
+//! each way gets one second of load in turn. (The machine's speed changes within minutes by more than the
+//! differences of interest.)
 
 use crate::stage::Stage;
 use crate::{Scenario, Setting};
@@ -11,12 +11,12 @@ use serde_json::{json, Value};
 use std::process::Command;
 use std::time::Duration;
 
-/// The papers' size of an answer.
+/// Bytes of an answer, as in the papers.
 const SIZE: usize = 64;
 
-/// One way, up and warm.
+/// A way whose servers run and have had a first load.
 pub struct Ready {
-    // Dropped in this order: servers before the hosts they run on.
+    // Fields are dropped in order: the servers before the hosts they run on.
     _servers: Vec<Proc>,
     stage: Stage,
     way: Way,
@@ -28,7 +28,7 @@ impl Ready {
         let stage = Stage::new(setting, way)?;
         let (front, back, cpus) = (stage.front(), stage.back(), setting.cpus);
         stage.middle.file("www/64", [b'x'; SIZE]);
-        // The same backend for all ways, as light as can be had.
+        // All ways use the same backend, the lightest that is available.
         let backend = || servers::demo(&stage.backend, Way::Reuseport, &[back], cpus, &["--quiet"]);
         let proxy = back.to_string();
         let servers: Vec<Proc> = match scenario {
@@ -50,7 +50,7 @@ impl Ready {
         Ok(())
     }
 
-    /// The median second, and what proves that it was measured this way.
+    /// The median rate of all turns, and the counters that prove that the way was used.
     pub fn finish(self) -> Result<Value> {
         let rate = fsocket_measure::median(&self.rates).context("nothing was measured")?;
         Ok(json!({ "requests_per_second": rate, "turns": self.rates, "counters": self.stage.proof(self.way)? }))

@@ -1,6 +1,6 @@
-//! The arena: one per process, made by the library, sealed, shared with its
-//! forked children and with the monitor. Counters, and the state of sockets
-//! that several processes can hold after a fork.
+//! The arena: counters, and the state of sockets that several processes can hold after a fork. The
+//! library makes one arena for a process, seals it, and shares it with forked children and the
+//! monitor.
 //!
 //! Long: one layout, and the list of all counters.
 
@@ -9,22 +9,25 @@ use fsocket_sync::atomic::{AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::news::News;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
-/// Sockets per arena.
+/// The number of sockets in an arena.
 pub const SOCKS: usize = 65536;
 pub const STATS_OFF: usize = 4096;
-/// What the fork group learns of its connections; the library's alone (`fsocket_listeners::short_lived`).
+/// Facts that the fork group has learned about its connections. Only the library uses them
+/// (`fsocket_listeners::short_lived`).
 pub const LEARNED_OFF: usize = STATS_OFF + 1024;
 pub const LEARNED_SIZE: usize = SOCK_OFF - LEARNED_OFF;
 pub const SOCK_OFF: usize = 8192;
 const _: () = assert!(core::mem::size_of::<Stats>() <= LEARNED_OFF - STATS_OFF);
-/// Accepts by zone.
+/// Counts of accepted connections by zone.
 pub const ZONE_OFF: usize = SOCK_OFF + SOCKS * core::mem::size_of::<Sock>();
-/// Zones that are told apart; CPUs beyond share with lower ones.
+/// The number of zones with their own counts. CPUs with higher numbers share counts with lower
+/// ones.
 pub const ZONES: usize = 1024;
-/// Size of the memfd of an arena, bytes; sparse.
+/// Size of the arena's memfd in bytes. The file is sparse.
 pub const ARENA_SIZE: usize = ZONE_OFF + ZONES * core::mem::size_of::<Zone>();
 
-/// In [`Header::pending`]: the monitor has more for this process than the kernel takes before some of it is read.
+/// Bit of [`Header::pending`]: the monitor holds back messages, because the kernel takes no more
+/// until the process reads some.
 pub const HELD: u32 = 1 << 31;
 
 #[repr(C)]
@@ -32,22 +35,22 @@ pub struct Header {
     pub magic: u64,
     pub version: u32,
     pub pid: AtomicU32,
-    /// Counted up by the monitor after it has sent something unasked to this
-    /// process; saves the library a system call when there is nothing. With [`HELD`].
+    /// The monitor increments this after each message that the process has not asked for. So the
+    /// library makes no system call when there is no message. Also has the bit [`HELD`].
     pub pending: AtomicU32,
-    /// One more than the highest socket ever used; bounds every scan.
+    /// One more than the highest socket that was ever used. Scans end here.
     pub high_water: AtomicU32,
-    /// A robust futex that the monitor holds (its thread's number, and [`FUTEX_WAITERS`]): when the
-    /// monitor dies the kernel sets [`FUTEX_OWNER_DIED`] and wakes one of those that sleep here.
-    /// 0: it does not hold it.
+    /// A robust futex that the monitor holds: the number of the monitor's thread, with
+    /// [`FUTEX_WAITERS`]. When the monitor dies, the kernel sets [`FUTEX_OWNER_DIED`] and wakes
+    /// one sleeper. 0: the monitor does not hold it.
     pub monitor: AtomicU32,
-    /// The second word of a sleep on a word of a channel ([`news_of`]): no peer maps it. The monitor changes it when it
-    /// closes a connection in the name of a peer.
+    /// The second futex words for sleeps on a word of a channel ([`news_of`]). No peer maps them.
+    /// The monitor changes such a word when it closes a connection on behalf of a dead peer.
     pub news: [News; NEWS],
 }
-/// Words that connections are spread over.
+/// The number of words over which connections are spread.
 pub const NEWS: usize = 512;
-/// Which of [`Header::news`] belongs to the connection in this slot of a channel.
+/// The index in [`Header::news`] for the connection in this slot of a channel.
 pub const fn news_of(channel: u32, slot: usize) -> usize {
     (channel as usize).wrapping_mul(37).wrapping_add(slot) % NEWS
 }
@@ -56,24 +59,25 @@ pub const fn news_of(channel: u32, slot: usize) -> usize {
 pub const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
 pub const FUTEX_WAITERS: u32 = 0x8000_0000;
 
-/// Name of a counter of [`Stats`], in order. One table for the library, the
-/// monitor, the command line and the documentation.
+/// The names of the counters of [`Stats`], in order. One table serves the library, the monitor,
+/// the command line and the documentation.
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $id:ident = $name:literal $(reason $reason:ident)? $(when $case:literal)?),* $(,)?) => {
         /// Index of a counter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Counter { $($(#[doc = $doc])* $id),* }
-        /// Why something that could have been ours is the kernel's: a counter each.
+        /// Why a connection or call used the kernel, although shared memory or a zone was possible. Each reason has a counter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Reason { $($(#[doc = $name] $reason = Counter::$id as usize,)?)* }
         /// Names of all counters, by index.
         pub const COUNTERS: &[&str] = &[$($name),*];
-        /// What each counts, by index.
+        /// The help text of each counter, by index.
         pub const COUNTER_HELP: &[&str] = &[$(concat!($($doc),*)),*];
-        /// In which cases those grow that a program cannot do anything about, by index, for
-        /// docs/limits.md; empty: it is no limit.
+        /// For the counter of a limit: the cases in which the counter grows, by index.
+        /// docs/fallbacks.md shows this text instead of the help. The text is empty for all other
+        /// counters.
         pub const COUNTER_CASES: &[&str] = &[$(concat!($($case)?)),*];
     };
 }
@@ -118,37 +122,37 @@ counters! {
     PathUpgrade = "path_upgrade",
     /// Fallback: a path could not be switched; the connection was reset.
     FbSwitch = "fallback.switch" reason Switch
-        when "a connection could not be switched to the kernel: there was no monitor, or its peer had left with a full ring unread",
+        when "A connection could not be moved to the kernel: no monitor ran, or its peer had left a full ring unread.",
     /// Fallback: no monitor since the program began, or it refused.
     FbNoMonitor = "fallback.no_monitor" reason NoMonitor
-        when "there has been no monitor since the program began, or it refused",
+        when "No monitor has run since the program began, or it refused.",
     /// Fallback: no process with the library listens there.
     FbNoListener = "fallback.no_listener" reason NoListener
-        when "no process with the library listens there",
+        when "No process with the library listens there.",
     /// Fallback: destination is not this host, as far as its address says.
     FbRemote = "fallback.remote" reason Remote
-        when "the destination is another host, or another network namespace (such a connection may move to shared memory: `path_upgrade`)",
+        when "The destination is another host or network namespace. (The connection may still move to shared memory: `path_upgrade`.)",
     /// Fallback: the socket was bound before connect.
     FbBound = "fallback.bound" reason Bound
-        when "the client socket was bound before `connect`",
+        when "The client bound its socket before `connect`.",
     /// Fallback: no slot, port or SYN queue entry free.
     FbFull = "fallback.full" reason Full
-        when "a channel has 1,024 connections and there is no other one; no client port is free; the SYN queue is full",
+        when "The channel (1,024 connections), the client ports or the SYN queue are used up.",
     /// Fallback: out of memory, descriptors or address space.
     FbResource = "fallback.resource" reason Resource
-        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, or the monitor's memory and descriptors are used up; a listener has more than 1,024 client processes; more than 8 threads of a process call `listen` at once (this counts for a second), or a process asks for more than 32 destinations at once",
+        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, or the monitor's memory or descriptors are used up, or a listener has over 1,024 client processes. Also: over 8 threads of a process call `listen` at once, or it asks for over 32 destinations at once.",
     /// Fallback: an option or operation that only the kernel has.
     FbOption = "fallback.option" reason Option
-        when "an option or operation that only the kernel has",
+        when "An option or operation that only the kernel has.",
     /// Fallback: a connection or a listener used on an io_uring, or a ring that cannot be looked into.
     FbUring = "fallback.io_uring" reason Uring
-        when "a connection or listener used on an io_uring; a ring that cannot be looked into",
+        when "An io_uring uses the connection or listener, or the library cannot read a ring.",
     /// Fallback: called from a signal handler that interrupted us.
     FbReentry = "fallback.reentry" reason Reentry
-        when "called from a signal handler that interrupted the library",
+        when "The call came from a signal handler that interrupted the library.",
     /// Fallback: switched off (--no-shm, unshare, setns, seccomp, Landlock, RLIMIT_AS, RLIMIT_DATA, mlockall).
     FbDisabled = "fallback.disabled" reason Disabled
-        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, Landlock, `RLIMIT_AS` or `RLIMIT_DATA` that leave less than 64 MiB, `mlockall`",
+        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, Landlock, `mlockall`, or an `RLIMIT_AS` or `RLIMIT_DATA` that leaves less than 64 MiB.",
     /// Connections accepted from the worker's own local listen socket.
     AcceptLocal = "accept_local",
     /// Connections accepted from the global listen socket of a zoned listener.
@@ -163,76 +167,76 @@ counters! {
     ZoneLeave = "zone_leaves",
     /// Fallback, zones: the program itself shares the address (SO_REUSEPORT), and there is no BPF, or a stranger.
     FbZoneShared = "fallback.zone_shared" reason ZoneShared
-        when "the program itself sets SO_REUSEPORT, and there is no monitor with BPF, the program has its own selector (SO_ATTACH_REUSEPORT_*), or a process without the library has a socket at the address: the kernel's hash selects",
+        when "The program itself sets SO_REUSEPORT, so the kernel's hash selects. This counts without a monitor with BPF, with a selector of the program's own (SO_ATTACH_REUSEPORT_*), or with a socket of a process without the library there.",
     /// Fallback, zones: neither the process nor a monitor may make a local listen socket.
     FbZoneDenied = "fallback.zone_denied" reason ZoneDenied
-        when "without a monitor of root: the worker has another user or network namespace than its listener, the port is below 1024, or the listener is a dual-stack wildcard (`[::]`) and the worker lacks CAP_NET_ADMIN",
+        when "No monitor of root runs, and the worker has another user or network namespace than its listener, or the port is below 1024. The same holds for a listener at `[::]` for both IP versions if the worker lacks CAP_NET_ADMIN.",
     /// Fallback, zones: something on the listener cannot be copied (a filter, TCP MD5).
     FbZoneOption = "fallback.zone_option" reason ZoneOption
-        when "the listener has a socket filter, or TCP MD5 or AO keys; Multipath TCP (not counted)",
+        when "The listener has a socket filter, or TCP MD5 or AO keys. (Multipath TCP is not counted.)",
     /// Fallback, zones: no BPF program; the classic selector instead, without migration.
     FbZoneClassic = "fallback.zone_classic" reason ZoneClassic
-        when "there is no monitor or no BPF: the classic selector is used, and no queue migrates",
+        when "No monitor or no BPF: the classic selector is used, and no queue migrates.",
     /// Fallback, zones: out of descriptors, memory or places.
     FbZoneResource = "fallback.zone_resource" reason ZoneResource
-        when "more than 128 zoned listeners or 128 threads in a process, more than 1,023 workers of a listener, or no descriptor left",
+        when "A process has over 128 zoned listeners or 128 threads, a listener over 1,023 workers, or no descriptor is left.",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
     FbZoneTurns = "fallback.zone_turns" reason ZoneTurns
-        when "a process of the fork group uses one-shot events, or a worker stopped watching the listener (`accept_mutex`, a connection limit)",
+        when "A process of the fork group uses one-shot events, or a worker stopped watching the listener (`accept_mutex`, a connection limit).",
     /// Fallback, zones: it is not seen how the worker waits for connections.
     FbZoneUnseen = "fallback.zone_unseen" reason ZoneUnseen
-        when "a non-blocking listener is neither polled nor in an epoll instance that the library knows",
+        when "A non-blocking listener is neither polled nor in an epoll instance that the library knows.",
     /// Fallback, zones: the worker is not pinned, and --pin require or its own SO_REUSEPORT asks for it.
     FbZoneUnpinned = "fallback.zone_unpinned" reason ZoneUnpinned
-        when "the worker is not pinned, with `--pin require` or with the program's own SO_REUSEPORT sockets (`--pin auto` pins it): the kernel's hash selects",
+        when "The worker is not pinned, with `--pin require` or with SO_REUSEPORT sockets of the program's own. The kernel's hash selects. (`--pin auto` pins.)",
     /// Kernel connections opened with a source port from their CPU's slice.
     ConnectSlice = "connect_slice",
     /// Slices without a free port: the kernel took any.
     SliceFull = "slice_full"
-        when "all ports of a slice are in use to one destination: any port is taken",
+        when "All ports of a slice are in use to one destination: any port is taken.",
     /// Slices not used: the socket does not take a port range.
     SliceRefused = "slice_refused"
-        when "the socket takes no port range (a system-call filter): any port is taken",
+        when "A system-call filter refuses a port range on the socket: any port is taken.",
     /// Waits without a waker: the thread polls, at growing intervals.
     SleepsCut = "sleeps_cut"
-        when "more than 63 threads of a process wait in `poll`, `select` or epoll on one channel, or more than 255 in all: the others poll every 2 to 100 ms",
+        when "Over 63 threads of a process wait in `poll`, `select` or epoll on one channel, or over 255 in all: the others poll every 2 to 100 ms.",
     /// Fallback: the server runs as another user, and the administrator has not named both.
     FbOtherUser = "fallback.other_user" reason OtherUser
-        when "the server runs as another user, and no `share` line names both (docs/policy.md)",
+        when "The server runs as another user, and no `share` line names both ([policy](policy.md)).",
     /// Fallback: a rule denies it, or the kernel redirects the connection.
     FbPolicy = "fallback.policy" reason Policy
-        when "a `[[rule]]` denies it, a `[[program]]` or `fastsocket off` has switched an end off, or the kernel redirects the connection (docs/policy.md)",
+        when "A `[[rule]]` denies it, a `[[program]]` or `fastsocket off` switched an end off, or the kernel redirects the connection ([policy](policy.md)).",
     /// Fallback: the kernel comes first, because its policy may refuse the connection.
     FbKernelFirst = "fallback.kernel_first" reason KernelFirst
-        when "the kernel's policy may refuse it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 2 s uses the kernel (docs/policy.md)",
+        when "The kernel's policy may refuse it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so. To ask the policy again, one connection in 2 s to each destination uses the kernel ([policy](policy.md)).",
     /// Fallback: the monitor has died or is being restarted, and no other one has come yet.
     FbMonitorGone = "fallback.monitor_restarted" reason MonitorGone
-        when "the monitor has died or restarts, until the next one knows both sides",
+        when "The monitor died or restarts, and the next one does not know both sides yet.",
     /// Fallback: the monitor has another version than the library; its log names both.
     FbVersion = "fallback.version" reason Version
-        when "library and monitor have different versions (an upgrade while the program runs): restart the program",
+        when "library and monitor have different versions, and no monitor of the library's version has stayed (docs/adr/0083-upgrades.md): restart the program",
     /// Fallback: the other end is in another network namespace of this host, and does not take part.
     FbNamespace = "fallback.namespace" reason Namespace
-        when "the other end is in another network namespace of this host, and has no library or no listener that the monitor knows (docs/containers.md)",
+        when "The other end is in another network namespace of this host, and has no library or no listener that the monitor knows ([containers](containers.md)).",
     /// Fallback: no process with the library accepted the connection for a second.
     FbUntaken = "fallback.untaken" reason Untaken
-        when "no process with the library accepted the connection for a second, or its listener went to a program without the library: it moved to the kernel's queue, which also takes new ones until a process with the library has emptied it",
+        when "For a second no process with the library accepted the connection, or its listener went to a program without it. The connection moved to the kernel's queue, and so do new ones until a process with the library has emptied it.",
     /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.
     FbShortLived = "fallback.short_lived" reason ShortLived
-        when "a server forks for each connection, and most ended after fewer than some 12 requests: its listener uses the kernel from then on",
+        when "A server forks for each connection, and most ended after fewer than some 12 requests. Its listener uses the kernel from then on.",
     /// Fallback: a monitor is there, but takes longer than a program waits for it.
     FbMonitorBusy = "fallback.monitor_busy" reason MonitorBusy
-        when "the monitor did not accept or answer within 250 ms in all: it is stopped or overloaded",
+        when "The monitor did not accept or answer within 250 ms in all: it is stopped or overloaded.",
 }
 
 #[repr(C, align(64))]
 pub struct Stats {
     pub counter: [AtomicU64; 64],
-    /// Name of the program (comm), NUL padded.
+    /// Name of the program (comm), padded with NULs.
     pub comm: [AtomicU8; 16],
 }
 
-/// What the workers of one zone accepted, by [`zone_accept`].
+/// Connections that the workers of one zone accepted, by [`zone_accept`].
 #[repr(C)]
 pub struct Zone {
     pub accepted: [AtomicU64; 4],

@@ -1,50 +1,49 @@
-//! The balance of one listener group: how long the accept queue of each zone is,
-//! who is busy, who steals from whom. The value of a BPF array that is mapped by
-//! the monitor and by the workers of the group; `balance.h` of the BPF crate
-//! repeats it. See ADR 26.
+//! The balance of one listener group: the length of each zone's accept queue, busy queues, and
+//! steals. This is the value of a BPF array that the monitor and the workers of the group map;
+//! `balance.h` of the BPF crate repeats the layout. See ADR 26.
 //!
-//! The workers of a group share a listen socket by fork: they are one user's one
-//! program. What one of them writes here can make the balance of its own group
-//! worse, and nothing else: no value in here is ever an index or a length.
+//! The workers of a group share a listen socket by fork, so they are one program of one user. A
+//! process that writes here can only worsen the balance of its own group: no value here is used as
+//! an index or a length.
 
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
 
-/// Queues that are balanced: places 1 to this one. A bit each in a word.
+/// Balanced queues have the places 1 to this number, with one bit each in a word.
 pub const QUEUES: usize = 64;
 
-/// So much more patience others have with a worker that keeps up: on a machine with
-/// other work everybody is away for a millisecond now and then.
+/// Other workers wait this many times longer before they take connections from a worker that keeps
+/// up. (On a machine with other load every worker is away for a millisecond now and then.)
 pub const TRUST: u64 = 10;
 
-/// Lengths are kept as 16.16 fixed point where they are averages.
+/// Average lengths are 16.16 fixed-point numbers. This is 1.
 pub const ONE: u32 = 1 << 16;
 
-/// One zone's accept queue. Each line has one kind of writer.
+/// The accept queue of one zone. Each cache line has one kind of writer.
 #[repr(C, align(64))]
 pub struct Queue {
-    /// Connections that were directed here, counted at their SYN by the BPF program.
+    /// Connections that the BPF program directed here, counted at their SYN.
     pub added: AtomicU64,
-    /// Moving average of the length, in units of 1 / [`ONE`]: BPF program, at each
-    /// addition; the monitor, when nothing was added for a while.
+    /// Moving average of the length, in units of 1 / [`ONE`]. The BPF program updates it at each
+    /// addition, and the monitor when no addition came for a while.
     pub average: AtomicU32,
     _pad0: [u32; 13],
-    /// Connections that were accepted from it, by whomever.
+    /// Connections that any worker has accepted from this queue.
     pub taken: AtomicU64,
-    /// When its worker last looked at it, in ticks of the CPU's counter.
+    /// When the queue's own worker last looked at it, in ticks of the CPU's counter.
     pub looked: AtomicU64,
     _pad1: [u64; 6],
-    /// `added - taken` when the queue was empty: handshakes that never ended, or have not
-    /// yet. Measured by the monitor.
+    /// `added - taken` at a time when the queue was empty: handshakes that have not ended, or
+    /// never will. Measured by the monitor.
     pub drift: AtomicU64,
     _pad2: [u64; 7],
 }
 
 impl Queue {
-    /// Connections that wait, as far as the counts tell.
+    /// The number of waiting connections, according to the counts.
     pub fn length(&self) -> u64 {
         use fsocket_sync::atomic::Ordering::Relaxed;
         let n = self.added.load(Relaxed).wrapping_sub(self.taken.load(Relaxed)).wrapping_sub(self.drift.load(Relaxed));
-        // Below zero: what was under way when the drift was measured has arrived.
+        // Negative: handshakes that were under way when the drift was measured have ended since.
         if n > i64::MAX as u64 {
             0
         } else {
@@ -55,34 +54,36 @@ impl Queue {
 
 #[repr(C, align(64))]
 pub struct Balance {
-    /// Bit per queue (place - 1): its length has exceeded `high`, and its average has not
-    /// yet fallen below `low`.
+    /// Bit per queue (place - 1): the queue is busy. Its length has exceeded `high`, and its
+    /// average has not yet fallen below `low`.
     pub busy: AtomicU64,
-    /// Bit per queue: its worker is gone; what still waits in it is anybody's.
+    /// Bit per queue: its worker is gone, so any worker may take what still waits there.
     pub gone: AtomicU64,
-    /// Not 0: the monitor is not looking, and wants to be rung when something is added.
+    /// Not 0: the monitor does not look, and must be rung when a connection is added.
     pub idle: AtomicU32,
-    /// Longest that a queue should be: the backlog over the zones. 0: no balance.
+    /// The longest that a queue should be: the backlog divided by the number of zones. 0: no
+    /// balance.
     pub limit: AtomicU32,
-    /// Busy above this length.
+    /// A queue above this length becomes busy.
     pub high: AtomicU32,
-    /// Not busy any more below this average, in units of 1 / [`ONE`].
+    /// A busy queue with an average below this, in units of 1 / [`ONE`], is not busy any more.
     pub low: AtomicU32,
-    /// Local connections that are accepted for one stolen from a busy zone.
+    /// How many local connections a worker accepts for each one that it steals from a busy zone.
     pub ratio: AtomicU32,
-    /// A connection in a queue that is not busy is left alone while the queue's worker has
-    /// looked within this, microseconds; [`TRUST`] times as long if it keeps up.
+    /// In microseconds. If the worker of a queue that is not busy has looked at it within this
+    /// time, other workers leave its connections alone. For a worker that keeps up the time is
+    /// [`TRUST`] times longer.
     pub patience: AtomicU32,
-    /// Bit per queue: its worker does not keep up, of late a good part of what came was
-    /// stolen.
+    /// Bit per queue: its worker does not keep up. Other workers recently stole a good part of its
+    /// connections.
     pub overloaded: AtomicU64,
     _pad: [u32; 4],
     pub queue: [Queue; QUEUES],
-    /// Connections stolen, by thief and victim.
+    /// Number of connections stolen, by thief and victim.
     pub stolen: [[AtomicU32; QUEUES]; QUEUES],
 }
 
-/// Bytes of a mapping.
+/// Bytes of the mapping.
 pub const BALANCE_SIZE: usize = core::mem::size_of::<Balance>().next_multiple_of(4096);
 
 #[cfg(not(loom))]

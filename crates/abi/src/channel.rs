@@ -1,5 +1,5 @@
-//! The channel: shared memory between one client process and one listener
-//! group. Made and sealed by the monitor, zero-filled, fixed size.
+//! The channel: shared memory of fixed size between one client process and one listener group. The
+//! monitor makes and seals it, filled with zeros.
 //!
 //! ```text
 //! 0                HEADER      one page
@@ -14,35 +14,35 @@
 use fsocket_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::doorbell::Want;
 
-/// Connections per channel.
+/// The number of connections in a channel.
 pub const SLOTS: usize = 1024;
-/// Bytes of one ring; a power of two. Sparse: untouched pages cost nothing.
-/// Twice what the cache of one core holds (L2, 1 MiB as a rule): a sender that is so far ahead has its bytes
-/// fetched from the cache that all cores share, at more than twice the speed (docs/performance.md).
-/// Under loom so few that a model rewinds and wraps within some messages.
+/// Bytes of one ring; a power of two. The memory is sparse: untouched pages cost nothing. The size
+/// is twice a core's own cache (L2, usually 1 MiB): when the sender is that far ahead, its bytes
+/// come from the cache that all cores share, at more than twice the speed (docs/performance.md).
+/// Under loom a ring is so small that a model rewinds and wraps within a few messages.
 pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 2 << 20 };
-/// Bytes behind each ring that no record uses: a record whose place was computed from positions that
-/// a hostile process of the fork group keeps changing begins inside the ring and ends here at the latest. So
-/// the data path has no positions to check, and no other connection is touched.
+/// Bytes after each ring that no record uses. A hostile process of the fork group may change the
+/// positions from which a record's place is computed at any time. Even then a record begins inside
+/// the ring and ends within the slack at the latest. So the data path need not check positions,
+/// and cannot touch another connection.
 pub const RING_SLACK: usize = (record::MAX as usize + 2 * record::HDR as usize).next_multiple_of(4096);
-/// From one ring to the next.
+/// Distance from one ring to the next.
 const RING_STRIDE: usize = RING_CAP + RING_SLACK;
-/// Stream positions start here, so that zero never is one.
+/// Stream positions start here, so that no position is zero.
 pub const POS_START: u64 = RING_CAP as u64;
-/// Workers of a listener group that get a SYN queue of their own.
+/// The most workers of a listener group that have their own SYN queue.
 pub const WORKERS: usize = 64;
 /// Entries of one SYN queue; a power of two.
 pub const SYN_CAP: usize = if cfg!(loom) { 2 } else { 256 };
-/// Waiters per side: as many as a want mask has bits for.
+/// Waiters per side: one for each bit of a want mask.
 pub const WAITERS: usize = fsocket_sync::doorbell::BITS;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockCH1");
 
-/// Side of a channel: index into `waiters`.
+/// The side of a channel: an index into its waiters.
 pub const CLIENT: usize = 0;
 pub const SERVER: usize = 1;
-/// Direction of a ring: index into [`Slot::dir`]. The side that *sends* into
-/// `dir[d]` is side `d`.
+/// The direction of a ring: an index into [`Slot::dir`]. Side `d` *sends* into `dir[d]`.
 pub const TO_SERVER: usize = 0;
 pub const TO_CLIENT: usize = 1;
 
@@ -50,7 +50,7 @@ pub const SYN_OFF: usize = 4096;
 pub const WAITER_OFF: usize = SYN_OFF + ((1 + WORKERS) * core::mem::size_of::<SynQueue>()).next_multiple_of(4096);
 pub const SLOT_OFF: usize = WAITER_OFF + (2 * (WAITERS + 1) * core::mem::size_of::<Waiter>()).next_multiple_of(4096);
 pub const RING_OFF: usize = SLOT_OFF + (SLOTS * core::mem::size_of::<Slot>()).next_multiple_of(4096);
-/// Size of the memfd of a channel, bytes.
+/// Size of the channel's memfd in bytes.
 pub const CHANNEL_SIZE: usize = RING_OFF + SLOTS * 2 * RING_STRIDE;
 
 /// Byte offset of ring `dir` of `slot`.
@@ -59,12 +59,14 @@ pub const fn ring_off(slot: usize, dir: usize) -> usize {
     RING_OFF + (slot * 2 + dir) * RING_STRIDE
 }
 
-/// Slots whose rings are in the first segment, with all that lies before the rings.
+/// The number of slots whose rings are in the first segment. This segment also has everything
+/// before the rings.
 pub const FIRST_SLOTS: usize = 4;
-/// Segments of a channel. A process maps each when it first uses a slot in it (ADR 64). From the second on each has the
-/// rings of as many slots as all before it: few mappings, and no more than twice the addresses that are needed.
+/// The number of segments of a channel. A process maps a segment when it first uses a slot in it
+/// (ADR 64). Each segment after the first has as many slots as all earlier ones together. So there
+/// are few mappings, and they take at most twice the address space that is needed.
 pub const SEGMENTS: usize = 1 + (SLOTS / FIRST_SLOTS).ilog2() as usize;
-/// Channels take that part of a limited address space (`RLIMIT_AS`) at most.
+/// Channels take at most one part in this many of a limited address space (`RLIMIT_AS`).
 pub const ADDRESS_SHARE: u64 = 4;
 
 /// The segment that has the rings of `slot`.
@@ -81,120 +83,126 @@ pub const fn segment(n: usize) -> (usize, usize) {
     (from, ring_off(FIRST_SLOTS << n, 0))
 }
 
-/// First page. Written by the monitor but for `busy`, `idle` and `arrived`; the sides only read it (either could
-/// scribble on it: that hurts this channel alone).
+/// The first page. The monitor writes it, except `busy`, `idle` and `arrived`; the two sides
+/// should only read the rest. If a side writes there, it harms only this channel.
 #[repr(C)]
 pub struct Header {
     pub magic: u64,
     pub version: u32,
     pub id: u32,
-    /// Bit w: worker w of the listener group is there and has queue 1 + w.
+    /// Bit w: worker w of the listener group exists and has queue 1 + w.
     pub workers: AtomicU64,
-    /// Not zero: nobody accepts any more; a new connection must use the kernel.
+    /// Not zero: no process accepts any more, so new connections must use the kernel.
     pub listener_closed: AtomicU32,
-    /// Not zero: the client process is gone.
+    /// Not zero: the client process has ended.
     pub client_gone: AtomicU32,
-    /// Written by the client: bit w, worker w's queue has been long lately. A hint of the worker to
-    /// steal from first.
+    /// Bit w: the queue of worker w was long recently. Written by the client, as a hint from which
+    /// worker to steal first.
     pub busy: AtomicU64,
-    /// Bit w: worker w's CPU has no time left, and that of another worker has: new
-    /// connections are better off there.
+    /// Bit w: the CPU of worker w has no time left, and the CPU of another worker has. The client
+    /// should give new connections to other workers.
     pub avoid: AtomicU64,
-    /// 1: the monitor does not look at this channel. A client that puts something into a queue
-    /// swaps it for 0, and tells the monitor.
+    /// 1: the monitor does not look at this channel. A client that puts a connection into a queue
+    /// sets the word to 0 with a swap. If it was 1, the client tells the monitor.
     pub idle: AtomicU32,
-    /// Not 0: no balance. Each connection to the next worker, who alone takes it.
+    /// Not 0: no balance. Connections go to the workers in turn, and only that worker accepts
+    /// them.
     pub turns: AtomicU32,
-    /// Workers that have left connections behind in their queue, which are news to others. It wraps.
+    /// How often a worker has left connections behind in its queue, so that they are new to other
+    /// workers. The count wraps.
     pub left_behind: AtomicU32,
     _pad: [u64; 8],
-    /// Connections that the client has put into any of the queues, before each is there. It wraps. A line of its own:
-    /// those above are read at each connection, and seldom written.
+    /// Connections that the client has put into any of the queues. Counted before the queue entry
+    /// is there; the count wraps. It has its own cache line, because the fields above are read at
+    /// each connection and rarely written.
     pub arrived: AtomicU32,
     _pad1: [u64; 8],
 }
 
-/// SYN queue: the client process produces (under its own lock), any worker of
-/// the group consumes (its own queue, or another's to steal).
+/// A SYN queue. The client process puts connections in (under its own lock). Any worker of the
+/// group takes them out: from its own queue, or as a thief from another one.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct SynQueue {
-    /// Next entry to write; client only.
+    /// The next entry to write. Only the client writes this.
     pub tail: AtomicU32,
     _pad0: [u32; 15],
-    /// Next entry to take; workers, compare-and-swap.
+    /// The next entry to take. Workers change this by compare-and-swap.
     pub head: AtomicU32,
     _pad1: [u32; 15],
-    /// Server waiters to tell of a new entry.
+    /// Waiters of the server that are woken by a new entry.
     pub want: Want,
-    /// Slot number + 1 of each waiting connection; 0 is empty.
+    /// Slot number + 1 of each waiting connection; 0: empty.
     pub entry: [AtomicU32; SYN_CAP],
 }
 
-/// A thread that waits for many things: an epoll instance or one `poll` call.
-/// The owner sleeps on a descriptor that nobody else has (its *waker*); the peer sets `ready` bits
-/// and rings only when `sleeping` is set: through the monitor at first, then by a pipe that these
-/// two processes share with nobody (ADR 38).
+/// A thread that waits for many things: in an epoll instance or in one `poll` call. The owner
+/// sleeps on its own descriptor (its *waker*). The peer sets `ready` bits, and rings the waker
+/// only if `sleeping` is set. At first it rings through the monitor, later by a pipe that only
+/// these two processes share (ADR 38).
 #[repr(C, align(64))]
 pub struct Waiter {
-    /// [`waker_key`] of the owner; 0: free. Allocated by compare-and-swap.
+    /// [`waker_key`] of the owner; 0: free. Claimed by compare-and-swap.
     pub waker: AtomicU64,
-    /// Set by the owner before it sleeps, cleared by whoever rings; see [`sleeping`].
+    /// Set by the owner before it sleeps, and cleared by the process that rings; see [`sleeping`].
     pub sleeping: AtomicU32,
     _pad: u32,
     _pad1: [u64; 6],
-    /// Bit i: `ready[i]` may be non-zero. Bit 63: a SYN queue.
+    /// Bit i: `ready[i]` may be non-zero. Bit 63: a SYN queue may have connections.
     pub summary: AtomicU64,
     _pad2: [u64; 7],
-    /// Bit per slot.
+    /// One bit for each slot in which something has changed.
     pub ready: [AtomicU64; SLOTS / 64],
 }
-/// [`Waiter::sleeping`].
+/// Values of [`Waiter::sleeping`].
 pub mod sleeping {
     pub const NO: u32 = 0;
     pub const YES: u32 = 1;
-    /// In `accept`, alone: of several that wait so for a connection one is rung. (Any other value is as good as YES.)
+    /// The owner is in `accept` only. If several owners are, a new connection wakes only one. (A
+    /// value that is not listed here counts as YES.)
     pub const ONE: u32 = 2;
 }
 
-/// Names a thread that waits, or an epoll instance: the process by its nonce, and which of its wakers.
+/// Names a waiting thread or an epoll instance: by the nonce of its process, and the index of its
+/// waker there.
 pub const fn waker_key(nonce: u64, waker: usize) -> u64 {
     nonce & !KEY_WAKER | (waker as u64 + 1) & KEY_WAKER
 }
-/// The part of a [`waker_key`] that says which waker it is, plus one.
+/// The bits of a [`waker_key`] that have the waker's index + 1.
 pub const KEY_WAKER: u64 = 0xff;
 
-/// Bit of [`Waiter::summary`] for "a SYN queue has something".
+/// Bit of [`Waiter::summary`]: a SYN queue may have connections.
 pub const SUMMARY_SYN: u64 = 1 << 63;
 
-/// Slot states, [`Slot::state`].
+/// Values of [`Slot::state`].
 pub mod slot_state {
-    /// Nobody's, or the client fills it in.
+    /// Not in use, or the client is just filling it in.
     pub const FREE: u32 = 0;
-    /// In a SYN queue; the client may already send.
+    /// In a SYN queue. The client may send already.
     pub const SYN: u32 = 1;
-    /// A worker took it.
+    /// A worker has accepted the connection.
     pub const ESTABLISHED: u32 = 2;
-    /// For a kernel connection that is to go over, with the slot's generation ([`of`]): its
-    /// opener waits for the other side; which has taken it and waits for the opener; one of
-    /// them does not want to.
+    /// States of a kernel connection that is to move to shared memory, combined with the slot's
+    /// generation ([`of`]). OFFERED: the opener waits for the other side. TAKEN: the other side
+    /// has taken the offer and waits for the opener. REFUSED: a side has refused.
     pub const OFFERED: u32 = 3;
     pub const TAKEN: u32 = 4;
     pub const REFUSED: u32 = 5;
-    /// With it a side that comes late does not take the slot's next use for the one that it means.
+    /// Adds the generation to a state. So a side that is late does not confuse the next use of the
+    /// slot with its own.
     pub fn of(state: u32, generation: u32) -> u32 {
         state | generation << 8
     }
 }
 
-/// [`Slot::sharing`]: options of the sockets of both ends.
+/// Bits of [`Slot::sharing`]: options of the sockets of both ends.
 pub mod sharing {
-    /// The client's SO_REUSEADDR, SO_REUSEPORT, IPV6_V6ONLY.
+    /// SO_REUSEADDR, SO_REUSEPORT and IPV6_V6ONLY of the client's socket.
     pub const ADDRESS: u8 = 1;
     pub const PORT: u8 = 2;
     pub const V6ONLY: u8 = 4;
-    /// The server's, if they have changed since it was accepted: how far the bits of what they are now lie above, and the
-    /// bits that say so.
+    /// For the server's socket, if its options have changed since it was accepted: how far to
+    /// shift the bits of the present options, and the bits that mark them as changed.
     pub const SERVER_SHIFT: u8 = 3;
     pub const CHANGED_SHIFT: u8 = 5;
 }
@@ -202,138 +210,145 @@ pub mod sharing {
 /// Control block of one connection.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// See [`slot_state`]; SYN is stored (release) by the client after all
-    /// else is in place, ESTABLISHED by the worker that accepts.
+    /// See [`slot_state`]. The client stores SYN (with release) after all other fields. The worker
+    /// that accepts stores ESTABLISHED.
     pub state: AtomicU32,
-    /// Counts uses of the slot.
+    /// Counts the uses of the slot.
     pub generation: AtomicU32,
-    /// AF_INET or AF_INET6 as the client's socket has it.
+    /// The family of the client's socket: AF_INET or AF_INET6.
     pub family: AtomicU8,
-    /// With which other sockets the two ends share their addresses: [`sharing`].
+    /// Whether the two ends share their addresses with other sockets: see [`sharing`].
     pub sharing: AtomicU8,
-    /// Client's port, host order.
+    /// The client's port in host byte order.
     pub client_port: AtomicU16,
-    /// 1: one side switches the path, and the other one follows. Of two that want to, compare-and-swap from 0 decides.
+    /// 1: one side switches the path, and the other one follows. If both sides want to switch, the
+    /// compare-and-swap from 0 to 1 decides.
     pub switching: AtomicU32,
-    /// Destination as the client named it; IPv4 in v4-mapped form.
+    /// The destination address that the client named; IPv4 in v4-mapped form.
     pub dst: [AtomicU8; 16],
-    /// By direction; written before one side says MIGRATED: by the consumer, or, with [`status::CARRIED`], by the producer.
+    /// One for each direction, written before a side sets MIGRATED. The writer is the consumer, or
+    /// with [`status::CARRIED`] the producer.
     pub migrated: [Migrated; 2],
     pub dir: [Dir; 2],
 }
 
-/// Status bits of a sender, [`Prod::status`].
+/// Status bits that a sender sets in [`Prod::status`]. The bits of the path switch are private to
+/// [`crate::path_switch`].
 pub mod status {
-    /// No more data will be sent.
+    /// The sender will send no more data.
     pub const FIN: u32 = 1;
-    /// Reset: the peer sees ECONNRESET after what it can still read.
+    /// Reset: after the bytes that it can still read, the peer gets ECONNRESET.
     pub const RST: u32 = 2;
-    /// This side has closed altogether: it reads no more.
+    /// The sender has closed its socket, so it also reads no more.
     pub const CLOSED: u32 = 4;
-    /// This side has shut down both directions and keeps the socket: data that
-    /// comes now is answered with a reset.
+    /// The sender has shut down both directions and keeps the socket. Data that arrives now is
+    /// answered with a reset.
     pub const SHUT_BOTH: u32 = 32;
-    /// This side is changing the connection's path: it sends nothing more into
-    /// the ring, and is about to take what lies in the other one.
-    pub const MIGRATING: u32 = 8;
-    /// It has: behind the last byte of its ring the stream goes on in a kernel
-    /// socket, and what it left unread in the other ring is the peer's to send
-    /// again there ([`super::Moved`]).
-    pub const MIGRATED: u32 = 16;
-    /// With MIGRATED: only as long as an operator wants it.
-    pub const FOR_NOW: u32 = 64;
-    /// With MIGRATED: what the other side had not read of this ring comes first in its kernel socket, so that it leaves
-    /// the ring at once. Of that direction `Migrated` has which byte of the stream is the first (`base`), and how many
-    /// there are (`limit`).
-    pub const CARRIED: u32 = 128;
+    /// The sender is changing the connection's path: it writes nothing more into its ring, and is
+    /// about to take the unread bytes from the other ring.
+    pub(crate) const MIGRATING: u32 = 8;
+    /// The sender has changed the path: after the last byte of its ring the stream continues in a
+    /// kernel socket. The peer must send the bytes that this side left unread in the other ring
+    /// again there ([`super::Migrated`]).
+    pub(crate) const MIGRATED: u32 = 16;
+    /// With MIGRATED: the connection may return, because an operator has asked for the kernel for
+    /// some time.
+    pub(crate) const FOR_NOW: u32 = 64;
+    /// With MIGRATED: the unread bytes of this ring come first in the other side's kernel socket,
+    /// so the other side stops reading the ring at once. In `Migrated` of that direction, `base`
+    /// is the position of the first of these bytes in the stream, and `limit` their number.
+    pub(crate) const CARRIED: u32 = 128;
 }
 
-/// Where the consumer of a ring was when it changed the path; with
-/// [`Cons::head`] the whole state of a consumer.
+/// Where the consumer of a ring was when it changed the path. Together with [`Cons::head`] this is
+/// the full state of a consumer.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Migrated {
-    /// Position at offset 0 of the ring.
+    /// The stream position of offset 0 of the ring.
     pub base: AtomicU64,
-    /// Bytes left of the record at [`Cons::head`].
+    /// Unread bytes of the record at [`Cons::head`].
     pub limit: AtomicU64,
 }
 
-/// One direction of a connection; each line has one writer.
+/// One direction of a connection. Each cache line has one writer.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Dir {
     pub prod: Prod,
     pub cons: Cons,
-    /// Armed by the consumer: wake me when there is data, FIN or RST.
+    /// Armed by the consumer, to be woken by data, FIN or RST.
     pub want_data: Want,
-    /// Armed by the producer: wake me when there is space (or the peer closed).
+    /// Armed by the producer, to be woken by space or the peer's close.
     pub want_space: Want,
 }
 
-/// Written by the sender, rarely: a receiver that finds no record looks here.
+/// Fields that the sender writes rarely. A receiver that finds no record looks here.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Prod {
     pub status: AtomicU32,
-    /// CPU the sender runs on, plus one; 0 unknown.
+    /// The CPU on which the sender runs, plus one; 0: unknown.
     pub cpu: AtomicU32,
-    /// Position at which the ring was empty and the sender went back to offset
-    /// 0 of the ring.
+    /// The position at which the ring was empty and the sender went back to offset 0 of the ring.
     pub rewind_from: AtomicU64,
-    /// With `want_space` armed: wake the sender once `head` has reached this.
+    /// When `want_space` is armed: the receiver wakes the sender once `head` has reached this
+    /// position.
     pub space_at: AtomicU64,
-    /// Processes that hold this end, for a peer that no monitor tells when they
-    /// die; 0: none, `u32::MAX`: a child that has not entered itself yet.
+    /// Numbers of the processes that hold this end, for a peer to which no monitor would report
+    /// their death. 0: none; `u32::MAX`: a forked child that has not entered its own number yet.
     pub pids: [AtomicU32; HOLDERS],
-    /// The process namespace of those numbers; 0: not known, or there are more.
+    /// The PID namespace of those numbers. 0: unknown, or there are more processes.
     pub ns: AtomicU32,
-    /// On the server's side, before it accepts: which change of the listener's options
-    /// came behind this connection; 0: none.
+    /// On the server's side, before it accepts: marks the first change of the listener's options
+    /// that came after this connection; 0: none.
     pub options: AtomicU32,
 }
-/// Processes named in [`Prod::pids`].
+/// The most processes named in [`Prod::pids`].
 pub const HOLDERS: usize = 8;
 
 /// Written by the receiver after each read.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Cons {
-    /// Position up to which bytes are consumed.
+    /// The position up to which the receiver has consumed bytes.
     pub head: AtomicU64,
-    /// CPU the receiver runs on, plus one; 0 unknown.
+    /// The CPU on which the receiver runs, plus one; 0: unknown.
     pub cpu: AtomicU32,
-    /// Bytes the receiver's buffer adds to what a sender with a buffer of its own
-    /// choice may have under way ([`crate::half::Half::cap`]).
+    /// How many bytes the receiver's buffer allows under way beyond the sender's own buffer, if
+    /// the program has set the latter ([`crate::half::Half::cap`]).
     pub window: AtomicU32,
-    /// How many processes of the sender's side free memory of the ring ([`fsocket_sync::trim`]). Written by them.
+    /// The number of processes of the sender's side that free memory of this ring now
+    /// ([`fsocket_sync::trim`]). Written by these processes.
     pub trims: AtomicU32,
 }
 
-/// Record header, never zero. Low 32 bits length in bytes, high 32 bits kind; that is all, unless the
-/// sender has turned to this connection from another one. Then *when* is said in what length and
-/// kind leave free: 8 bits above the length's 24, 30 bits above the kind's 2.
+/// A record header, which is never zero. The low 32 bits are the length in bytes, the high 32 bits
+/// the kind. If the sender has turned to this connection from another one, the header also has a time
+/// (*when*), in the bits that length and kind do not need: 8 bits above the 24 of the length, and
+/// 30 bits above the 2 of the kind.
 pub mod record {
     pub const DATA: u64 = 1;
-    /// Skip to the end of the ring.
+    /// The record skips to the end of the ring.
     pub const PAD: u64 = 2;
-    /// Bytes of a header.
+    /// Bytes of a record header.
     pub const HDR: u64 = 8;
-    /// Longest record: published piece by piece, so that the receiver copies
-    /// while the sender does.
+    /// The longest record. A longer message is published in several records, so that the receiver
+    /// copies one while the sender copies the next.
     pub const MAX: u64 = 32 * 1024;
 
     const LEN: u64 = (1 << 24) - 1;
-    /// Ticks of the CPU's counter in a unit of `when`, as a power of two: finer than it takes to turn,
-    /// and only after minutes the same again.
+    /// A unit of `when` is 2 to this power ticks of the CPU's counter. That is less than the time
+    /// of a turn, and a value repeats only after minutes.
     const UNIT: u32 = 2;
     const MODULO: u64 = 1 << 38;
 
-    /// `when`: 0, or a [`stamp`].
+    /// Makes a header. `when`: 0, or a [`stamp`].
     #[inline(always)]
     pub const fn pack(kind: u64, len: u64, when: u64) -> u64 {
         len | (when & 0xff) << 24 | kind << 32 | when >> 8 << 34
     }
-    /// Kind and length.
+    /// Returns kind and length.
     #[inline(always)]
     pub const fn unpack(header: u64) -> (u64, u64) {
         match header >> 32 {
@@ -345,15 +360,15 @@ pub mod record {
     pub const fn when(header: u64) -> u64 {
         header >> 34 << 8 | header >> 24 & 0xff
     }
-    /// `when` for a time in ticks. Never only in the length's part: a header whose upper half is
-    /// [`DATA`] has none.
+    /// Converts a time in ticks for `when`. The result never fits into the 8 bits beside the
+    /// length alone, because a header whose upper half is just [`DATA`] has no time.
     pub const fn stamp(ticks: u64) -> u64 {
         match (ticks >> UNIT) % MODULO {
             n @ 0..=0xff => n | 0x100,
             n => n,
         }
     }
-    /// The time in ticks with this stamp that is nearest to `now`.
+    /// The time in ticks that has this stamp and is nearest to `now`.
     pub const fn time(stamp: u64, now: u64) -> u64 {
         let ahead = stamp.wrapping_sub(now >> UNIT) % MODULO;
         let ahead = if ahead < MODULO / 2 { ahead } else { ahead.wrapping_sub(MODULO) };

@@ -1,14 +1,16 @@
-//! One word of a connection that its fork group shares: what the program has done, and which path it has.
+//! One word for a connection, shared by its fork group: what the program has done, and which path
+//! the connection uses.
 //!
-//! Where the connection is ([`Stage`]) is in this word alone, as far as this side is concerned; the peer's part is in its
-//! status word ([`crate::channel::status`]).
+//! For this side, only this word says on which path the connection is; the peer's part is in its
+//! status word ([`crate::channel::status`]). Only [`crate::path_switch`] reads and writes the bits
+//! for the path.
 //!
 //! | from | method | to | when |
 //! | --- | --- | --- | --- |
 //! | Rings | [`Flags::begin_switch`] | Switching | this side moves the connection |
-//! | Switching | [`Flags::end_switch`] | Moved, drained | the mover is done |
-//! | Rings | [`Flags::follow`] | Moved, not drained | the peer has moved; the rest of the ring is read first |
-//! | Rings, before it follows | [`Flags::drain`] | Rings; drained once it has moved | the rest of the ring comes once more in the kernel |
+//! | Switching | [`Flags::end_switch`] | Moved, drained | the mover has finished |
+//! | Rings | [`Flags::follow`] | Moved, not drained | the peer has moved; this side first reads the rest of the ring |
+//! | Rings, before it follows | [`Flags::drain`] | Rings; drained once it has moved | the rest of the ring comes again in the kernel |
 //! | any | [`Flags::poison`] | Poisoned | the peer broke the protocol, or the switch failed |
 
 use core::sync::atomic::Ordering;
@@ -18,44 +20,42 @@ use fsocket_sync::atomic::AtomicU32;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct FlagSet(u32);
 
-/// Where a connection is.
+/// On which path a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
+pub(crate) enum Stage {
     Rings,
-    /// A process of this fork group moves it to the kernel: the rings are its alone.
+    /// A process of this fork group moves the connection to the kernel, and only that process may
+    /// use the rings.
     Switching,
-    /// This end goes on in a kernel socket that the monitor has; each process that holds the connection puts it behind its
-    /// own descriptors. `drained`: what is in the ring all the same is no longer to be read, because this side took it
-    /// along, or the peer sends it again.
-    Moved {
-        drained: bool,
-    },
-    /// The peer broke the protocol, or the switch failed: a reset.
+    /// This end continues in a kernel socket, which the monitor keeps. Each process that holds the
+    /// connection puts this socket behind its own descriptors.
+    Moved,
+    /// The peer broke the protocol, or the switch failed: the program gets a reset.
     Poisoned,
 }
 
 impl FlagSet {
-    /// O_NONBLOCK.
+    /// The program has set O_NONBLOCK.
     pub const NONBLOCK: FlagSet = FlagSet(1);
-    /// shutdown(SHUT_RD) was called.
+    /// The program has called shutdown(SHUT_RD).
     pub const SHUT_RD: FlagSet = FlagSet(2);
-    /// shutdown(SHUT_WR) was called; FIN is sent.
+    /// The program has called shutdown(SHUT_WR), and FIN is sent.
     pub const SHUT_WR: FlagSet = FlagSet(4);
-    /// The peer's reset was reported once.
+    /// The peer's reset was reported to the program once.
     pub const RST_REPORTED: FlagSet = FlagSet(8);
-    /// One send after the peer's close was let through.
+    /// One send after the peer's close has succeeded, as in the kernel.
     pub const SENT_AFTER_CLOSE: FlagSet = FlagSet(16);
-    /// Non-blocking connect reported EINPROGRESS already.
+    /// A non-blocking connect has reported EINPROGRESS.
     pub const CONNECTING: FlagSet = FlagSet(128);
-    /// SO_RCVLOWAT is above 1.
+    /// The program has set SO_RCVLOWAT above 1.
     pub const LOWAT: FlagSet = FlagSet(1024);
-    /// It was shut down when a connect that nobody had asked about again had failed: the kernel's
-    /// socket never connects again after that.
+    /// The program shut the socket down after a connect had failed and before it asked for the
+    /// result. After that the kernel's socket can never connect again.
     pub const DISCONNECTING: FlagSet = FlagSet(4096);
-    /// The placeholder is the kernel connection that this was before, to another network namespace:
-    /// it is idle, and the way back.
+    /// The placeholder is the former kernel connection to another network namespace. It is idle,
+    /// and serves if the connection returns to the kernel.
     pub const ACROSS: FlagSet = FlagSet(8192);
-    /// TCP_USER_TIMEOUT is over.
+    /// The connection has ended because of TCP_USER_TIMEOUT.
     pub const TIMED_OUT: FlagSet = FlagSet(16384);
 
     const POISONED: FlagSet = FlagSet(32);
@@ -63,10 +63,10 @@ impl FlagSet {
     const SWITCHING: FlagSet = FlagSet(512);
     const DRAINED: FlagSet = FlagSet(2048);
 
-    /// With one of these a send looks closely at what it may do.
+    /// If one of these is set, a send must check further whether it may send.
     const NO_PLAIN_SEND: u32 =
         Self::SHUT_WR.0 | Self::POISONED.0 | Self::RST_REPORTED.0 | Self::SENT_AFTER_CLOSE.0 | Self::MOVED.0;
-    /// Likewise a receive.
+    /// If one of these is set, a receive must check further.
     const NO_PLAIN_RECEIVE: u32 =
         Self::SHUT_RD.0 | Self::POISONED.0 | Self::SWITCHING.0 | Self::DRAINED.0 | Self::LOWAT.0;
 
@@ -79,12 +79,16 @@ impl FlagSet {
     pub const fn bits(self) -> u32 {
         self.0
     }
-    /// Has it one of these?
+    #[cfg(test)]
+    pub(crate) const fn from_bits(bits: u32) -> FlagSet {
+        FlagSet(bits)
+    }
+    /// Is at least one of these flags set?
     #[inline(always)]
     pub const fn has(self, flags: FlagSet) -> bool {
         self.0 & flags.0 != 0
     }
-    /// Has it all of these?
+    /// Are all of these flags set?
     pub const fn has_all(self, flags: FlagSet) -> bool {
         self.0 & flags.0 == flags.0
     }
@@ -96,35 +100,36 @@ impl FlagSet {
         }
     }
 
-    /// Nothing that a send must look at.
+    /// Is no flag set that a send must check?
     #[inline(always)]
     pub const fn sends_plainly(self) -> bool {
         self.0 & Self::NO_PLAIN_SEND == 0
     }
-    /// Nothing that a receive must look at.
+    /// Is no flag set that a receive must check?
     #[inline(always)]
     pub const fn receives_plainly(self) -> bool {
         self.0 & Self::NO_PLAIN_RECEIVE == 0
     }
 
-    /// A receive does not wait in the rings.
+    /// Must a receive not wait in the rings?
     #[inline(always)]
     pub const fn ends_receives(self) -> bool {
         self.0 & (Self::SHUT_RD.0 | Self::POISONED.0 | Self::MOVED.0) != 0
     }
-    /// A send does not wait in the rings.
+    /// Must a send not wait in the rings?
     #[inline(always)]
     pub const fn ends_sends(self) -> bool {
         self.0 & (Self::SHUT_WR.0 | Self::POISONED.0 | Self::MOVED.0) != 0
     }
 
-    pub const fn stage(self) -> Stage {
+    #[inline(always)]
+    pub(crate) const fn stage(self) -> Stage {
         if self.has(Self::POISONED) {
             Stage::Poisoned
         } else if self.has(Self::SWITCHING) {
             Stage::Switching
         } else if self.has(Self::MOVED) {
-            Stage::Moved { drained: self.has(Self::DRAINED) }
+            Stage::Moved
         } else {
             Stage::Rings
         }
@@ -133,24 +138,26 @@ impl FlagSet {
     pub const fn is_poisoned(self) -> bool {
         self.has(Self::POISONED)
     }
-    /// The rings are the mover's alone.
-    #[inline(always)]
-    pub const fn is_switching(self) -> bool {
+    /// Does the mover alone use the rings? True also if the connection was poisoned since.
+    pub(crate) const fn is_switching(self) -> bool {
         self.has(Self::SWITCHING)
     }
-    /// This side has left the rings, or is about to; also if it was poisoned since.
+    /// Has this side left the rings, or is it about to? True also if the connection was poisoned
+    /// since.
     #[inline(always)]
-    pub const fn has_left(self) -> bool {
+    pub(crate) const fn has_left(self) -> bool {
         self.has(Self::MOVED)
     }
-    /// What is in the ring is not to be read.
+    /// Must the bytes in the ring not be read? (This side has taken them along, or the peer sends
+    /// them again.)
     #[inline(always)]
     pub const fn is_drained(self) -> bool {
         self.has(Self::DRAINED)
     }
 }
 
-/// The word.
+/// The shared word of flags.
+#[cfg_attr(loom, derive(Default))]
 #[repr(transparent)]
 pub struct Flags(AtomicU32);
 
@@ -159,41 +166,43 @@ impl Flags {
     pub fn get(&self) -> FlagSet {
         FlagSet(self.0.load(Ordering::Relaxed))
     }
-    /// After it the reader sees what a mover or another process did before it set a flag.
+    /// The flags. The caller then also sees what a mover or another process did before it set a
+    /// flag.
     pub fn look(&self) -> FlagSet {
-        // Acquire: pairs with the releases below.
+        // Acquire: pairs with the releases in the methods below.
         FlagSet(self.0.load(Ordering::Acquire))
     }
-    /// A new connection.
+    /// Sets the flags of a new connection.
     pub fn begin(&self, flags: FlagSet) {
         self.0.store(flags.0, Ordering::Relaxed);
     }
-    /// Returns what there was before.
+    /// Sets these flags. Returns the former ones.
     pub fn set(&self, flags: FlagSet) -> FlagSet {
         FlagSet(self.0.fetch_or(flags.0, Ordering::AcqRel))
     }
-    /// Returns what there was before.
+    /// Clears these flags. Returns the former ones.
     pub fn clear(&self, flags: FlagSet) -> FlagSet {
         FlagSet(self.0.fetch_and(!flags.0, Ordering::AcqRel))
     }
 
     /// Rings to Switching. False: another process of the fork group was faster.
-    pub fn begin_switch(&self) -> bool {
+    pub(crate) fn begin_switch(&self) -> bool {
         !self.set(FlagSet::MOVED.or(FlagSet::SWITCHING).or(FlagSet::DRAINED)).has_left()
     }
-    /// Switching to Moved: all that the mover did is done.
-    pub fn end_switch(&self) {
+    /// Switching to Moved, when the mover has finished.
+    pub(crate) fn end_switch(&self) {
         self.clear(FlagSet::SWITCHING);
     }
-    /// Rings to Moved: the peer has moved, and this side goes after it.
-    pub fn follow(&self) {
+    /// Rings to Moved: this side follows the peer, which has moved
+    /// ([`crate::path_switch::Step::Resend`]).
+    pub(crate) fn follow(&self) {
         self.set(FlagSet::MOVED);
     }
-    /// What is in the ring is not to be read: it comes once more in the kernel.
-    pub fn drain(&self) {
+    /// Marks the bytes in the ring as not to be read, because they come again in the kernel.
+    pub(crate) fn drain(&self) {
         self.set(FlagSet::DRAINED);
     }
-    /// To Poisoned. False: it was before.
+    /// Any stage to Poisoned. False: it was poisoned before.
     pub fn poison(&self) -> bool {
         !self.set(FlagSet::POISONED).is_poisoned()
     }
@@ -214,7 +223,8 @@ mod tests {
         assert!(f.begin_switch() && !f.begin_switch());
         assert_eq!(f.get().stage(), Stage::Switching);
         f.end_switch();
-        assert_eq!(f.get().stage(), Stage::Moved { drained: true });
+        assert_eq!(f.get().stage(), Stage::Moved);
+        assert!(f.get().is_drained());
         assert!(!f.begin_switch());
     }
 
@@ -222,11 +232,11 @@ mod tests {
     fn who_follows_reads_the_ring_first() {
         let f = word();
         f.follow();
-        assert_eq!(f.get().stage(), Stage::Moved { drained: false });
-        assert!(f.get().receives_plainly() && !f.get().sends_plainly());
+        assert_eq!(f.get().stage(), Stage::Moved);
+        assert!(f.get().receives_plainly() && !f.get().sends_plainly() && !f.get().is_drained());
         f.drain();
-        assert_eq!(f.get().stage(), Stage::Moved { drained: true });
-        assert!(!f.get().receives_plainly());
+        assert_eq!(f.get().stage(), Stage::Moved);
+        assert!(!f.get().receives_plainly() && f.get().is_drained());
     }
 
     #[test]

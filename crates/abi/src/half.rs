@@ -1,42 +1,91 @@
 //! Token and positions of one direction of a connection, in the socket that a fork group shares.
+//!
+//! The token orders the accesses of its holders, so most are relaxed. Other processes may write anything there at any time.
 
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
 
 /// Touched by the owner of the token only.
-#[cfg_attr(loom, derive(Default))]
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Half {
     /// Thread that holds the token; see [`fsocket_sync::token`].
-    pub owner: AtomicU64,
+    owner: AtomicU64,
     /// Not `pos`: the owner is inside an operation; written by the owner only.
-    pub in_flight: AtomicU64,
+    in_flight: AtomicU64,
     /// Position of the next byte to write or read; written by who is inside an operation.
-    pub pos: AtomicU64,
+    pos: AtomicU64,
     /// Position that lies at offset 0 of the ring.
-    pub base: AtomicU64,
+    base: AtomicU64,
     /// tx: may write up to here without looking. rx: bytes left in the record.
-    pub limit: AtomicU64,
+    limit: AtomicU64,
     /// Bytes carried so far.
-    pub bytes: AtomicU64,
+    bytes: AtomicU64,
     /// As long as the thread that owns the token need not look whether it still does: tx: `limit` less a
     /// header, rx: 1.
-    pub credit: AtomicU64,
+    credit: AtomicU64,
     /// Mark of the CPU last published (`fsocket_sys::cpu::mark`); all bits: none yet.
-    pub cpu: AtomicU32,
+    cpu: AtomicU32,
     /// tx: bytes of the ring this side's buffer allows ([`channel::Cons::window`]
     /// comes on top); 0: all of it.
     ///
     /// [`channel::Cons::window`]: crate::channel::Cons::window
-    pub cap: AtomicU32,
+    cap: AtomicU32,
     /// Lock once several threads share the direction.
-    pub shared: AtomicU64,
+    shared: AtomicU64,
     /// tx: ring offset that must stay untouched until the receiver has followed
     /// the last rewind; 0: none.
-    pub fence: AtomicU64,
+    fence: AtomicU64,
     /// tx: ring offset up to which pages are known to exist.
-    pub populated: AtomicU64,
+    populated: AtomicU64,
     /// tx: TCP_NOTSENT_LOWAT, bytes; 0: none.
-    pub lowat: AtomicU32,
+    lowat: AtomicU32,
+}
+
+macro_rules! words {
+    ($($name:ident $set:ident: $word:ty;)*) => {
+        $(
+            #[inline(always)]
+            pub fn $name(&self) -> $word {
+                self.$name.load(Relaxed)
+            }
+            #[inline(always)]
+            pub fn $set(&self, value: $word) {
+                self.$name.store(value, Relaxed);
+            }
+        )*
+    };
+}
+
+/// Each word is described at its field.
+impl Half {
+    words! {
+        pos set_pos: u64;
+        base set_base: u64;
+        limit set_limit: u64;
+        bytes set_bytes: u64;
+        credit set_credit: u64;
+        fence set_fence: u64;
+        populated set_populated: u64;
+        cpu set_cpu: u32;
+        cap set_cap: u32;
+        lowat set_lowat: u32;
+    }
+
+    /// Moves the position, which is [`fsocket_sync::token::Words::position`]: the last step of an operation on credit.
+    #[inline(always)]
+    pub fn go_to(&self, pos: u64) {
+        self.pos.store(pos, Release);
+    }
+    /// Position, base and limit, for a process that never enters.
+    pub fn from_outside(&self) -> (u64, u64, u64) {
+        // Acquire: pairs with `go_to`, so the ring is at least as new.
+        (self.pos.load(Acquire), self.base.load(Acquire), self.limit.load(Acquire))
+    }
+    /// The bytes carried so far are counted elsewhere from here on.
+    pub fn take_bytes(&self) -> u64 {
+        self.bytes.swap(0, Relaxed)
+    }
 }
 
 impl fsocket_sync::token::Words for Half {
@@ -58,7 +107,7 @@ impl fsocket_sync::token::Words for Half {
     }
     #[inline(always)]
     fn withdraw(&self) {
-        self.credit.store(0, core::sync::atomic::Ordering::Relaxed);
+        self.set_credit(0);
     }
 }
 

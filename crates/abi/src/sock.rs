@@ -1,24 +1,25 @@
-//! One connection as a fork group sees it, in the arena that the group shares.
+//! One connection as seen by a fork group. It is in the arena that the group shares.
 //!
-//! Every process of the group may change it at any time, so each method reads a field once. The monitor reads it as the
-//! word of a stranger.
+//! Every process of the group may change it at any time, so each method reads a field only once.
+//! The monitor treats it as data from an untrusted program.
 //!
-//! | state | method | next | who |
+//! | state | method | next | caller |
 //! | --- | --- | --- | --- |
 //! | free | [`Sock::claim`] | open | the process that begins a connection |
-//! | open | [`Sock::begin_close`] | closing | of the holders that let go the one that ends the connection |
-//! | open, closing | [`Sock::free`] | free | that one, or the monitor in the name of a group that has died |
+//! | open | [`Sock::begin_close`] | closing | the last holder, which ends the connection |
+//! | open, closing | [`Sock::free`] | free | the same process, or the monitor for a group that has died |
 
 use crate::flags::Flags;
 use crate::half::Half;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use fsocket_sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8};
 
-/// Processes that may hold one socket and be found after a crash.
+/// The most processes that hold one socket and are known after a crash.
 pub const HOLDERS: usize = 7;
-/// Recorded integer options; their numbers belong to the library, but for the next two.
+/// The number of recorded integer options. The library assigns their indices, except the next two.
 pub const OPTIONS: usize = 24;
-/// Numbers of SO_LINGER: on, and seconds. The monitor closes for processes that have died.
+/// Indices of SO_LINGER: on, and seconds. The monitor uses them when it closes the sockets of a
+/// dead process.
 pub const LINGER_ON: usize = 22;
 pub const LINGER_SECS: usize = 23;
 
@@ -26,7 +27,7 @@ const FREE: u32 = 0;
 const OPEN: u32 = 1;
 const CLOSING: u32 = 2;
 
-/// Line by line grouped by use.
+/// Fields that are used together share a cache line.
 #[repr(C, align(64))]
 pub struct Sock {
     state: AtomicU32,
@@ -54,7 +55,7 @@ pub struct Sock {
     pub rx: Half,
 }
 
-/// Where a connection lives.
+/// The place of a connection in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     pub channel: u32,
@@ -78,11 +79,11 @@ fn set_name((ip, port): (&[AtomicU8; 16], &AtomicU16), to: &Name) {
 }
 
 impl Sock {
-    /// Free, and it is the caller's now, otherwise as its last user left it.
+    /// Takes the socket if it is free. Its fields still have the values of its last user.
     pub fn claim(&self) -> bool {
         self.state.compare_exchange(FREE, OPEN, AcqRel, Relaxed).is_ok()
     }
-    /// The caller ends the connection. False: somebody else does.
+    /// Begins to end the connection. False: another process does so.
     pub fn begin_close(&self) -> bool {
         self.state.compare_exchange(OPEN, CLOSING, AcqRel, Relaxed).is_ok()
     }
@@ -96,7 +97,7 @@ impl Sock {
         self.state.load(Acquire) == OPEN
     }
 
-    /// As it says itself: slot and side may be anything.
+    /// The place as the arena has it: slot and side are unchecked.
     pub fn place(&self) -> Place {
         Place {
             channel: self.channel.load(Relaxed),
@@ -123,7 +124,7 @@ impl Sock {
         set_name((&self.peer, &self.peer_port), peer);
     }
 
-    /// A connection begins at `place`, and nobody holds it yet.
+    /// Begins a connection at `place`, which has no holder yet.
     pub fn begin(&self, place: Place) {
         self.channel.store(place.channel, Relaxed);
         self.slot.store(place.slot as u32, Relaxed);
@@ -135,57 +136,58 @@ impl Sock {
         self.holders.iter().for_each(|h| h.store(0, Relaxed));
     }
 
-    /// A pending SO_ERROR, or 0.
+    /// The pending SO_ERROR, or 0.
     pub fn error(&self) -> i32 {
         self.error.load(Relaxed)
     }
     pub fn set_error(&self, errno: i32) {
         self.error.store(errno, Release);
     }
-    /// It is reported once.
+    /// Takes the pending error, which is reported once.
     pub fn take_error(&self) -> i32 {
         self.error.swap(0, AcqRel)
     }
 
-    /// Nonces of the processes that have a descriptor for it, in any order; 0 is nobody.
+    /// Nonces of the processes that have a descriptor of the connection, in any order; 0: none.
     pub fn holders(&self) -> impl Iterator<Item = u64> + '_ {
         self.holders.iter().map(|h| h.load(Acquire))
     }
     pub fn is_held_by(&self, nonce: u64) -> bool {
         self.holders().any(|h| h == nonce)
     }
-    /// Also by processes for which there was no room. SeqCst: of two that let go at once, at least one sees that nobody is
-    /// left.
+    /// Does any process hold the connection, also one for which there was no room? SeqCst: if two
+    /// processes let go at the same time, at least one sees that no holder is left.
     pub fn is_held(&self) -> bool {
         self.extra_holders.load(SeqCst) != 0 || self.holders.iter().any(|h| h.load(SeqCst) != 0)
     }
-    /// Have several processes it?
+    /// Do several processes hold the connection?
     pub fn is_shared(&self) -> bool {
         self.extra_holders.load(Relaxed) != 0 || self.holders.iter().filter(|h| h.load(Relaxed) != 0).count() > 1
     }
-    /// False: there is no room for it.
+    /// Adds a holder. False: there is no room for it.
     pub fn add_holder(&self, nonce: u64) -> bool {
         let free = |h: &AtomicU64| h.load(Relaxed) == 0 && h.compare_exchange(0, nonce, AcqRel, Relaxed).is_ok();
         self.holders.iter().any(free)
     }
-    /// Counts a holder for which there is no room. The connection stays open for good if that process dies.
+    /// Counts a holder for which there is no room. If that process dies, the connection stays open
+    /// for ever.
     pub fn add_extra_holder(&self) {
         self.extra_holders.fetch_add(1, AcqRel);
     }
-    /// Everywhere: a nonce may stand there twice. True: it did hold it.
+    /// Removes a holder from all entries: a nonce may be there twice. True: it was a holder.
     pub fn remove_holder(&self, nonce: u64) -> bool {
         let out = |h: &AtomicU64| h.compare_exchange(nonce, 0, SeqCst, Relaxed).is_ok();
         self.holders.iter().fold(false, |held, h| out(h) | held)
     }
 
-    /// SO_RCVTIMEO, nanoseconds; 0: none.
+    /// SO_RCVTIMEO in nanoseconds; 0: none.
     pub fn receive_timeout(&self) -> u64 {
         self.receive_timeout.load(Relaxed)
     }
     pub fn set_receive_timeout(&self, ns: u64) {
         self.receive_timeout.store(ns, Relaxed);
     }
-    /// SO_SNDTIMEO, nanoseconds; 0: none.
+    /// SO_SNDTIMEO in nanoseconds; 0: none.
     pub fn send_timeout(&self) -> u64 {
         self.send_timeout.load(Relaxed)
     }
@@ -193,7 +195,7 @@ impl Sock {
         self.send_timeout.store(ns, Relaxed);
     }
 
-    /// A recorded option, below [`OPTIONS`].
+    /// The value of a recorded option. The index is below [`OPTIONS`].
     pub fn option(&self, i: usize) -> i32 {
         self.options[i].load(Relaxed)
     }
@@ -204,14 +206,16 @@ impl Sock {
         self.options.iter().zip(values).for_each(|(o, v)| o.store(v, Relaxed));
     }
 
-    /// Counts what is an edge for whoever waits although no state has changed: a shutdown of what is shut down.
+    /// Counts events that are an edge for epoll although no state has changed: a shutdown of a
+    /// direction that is shut down already.
     pub fn edges(&self) -> u32 {
         self.edges.load(Relaxed)
     }
     pub fn note_edge(&self) {
         self.edges.fetch_add(1, Relaxed);
     }
-    /// Counts sends that found no space: each entitles whoever waits for EPOLLOUT to one more edge.
+    /// Counts sends that found no space. After each of them, every waiter for EPOLLOUT gets one
+    /// more edge.
     pub fn blocked_sends(&self) -> u32 {
         self.blocked_sends.load(Relaxed)
     }
@@ -219,7 +223,8 @@ impl Sock {
         self.blocked_sends.fetch_add(1, Relaxed);
     }
 
-    /// SO_COOKIE of the placeholder, written before an `exec`: whoever has that socket afterwards has the connection.
+    /// SO_COOKIE of the placeholder, written before an `exec`: the program that has this socket
+    /// afterwards has the connection.
     pub fn placeholder(&self) -> u64 {
         self.placeholder.load(Relaxed)
     }

@@ -1,4 +1,5 @@
-//! To the monitor ([`fsocket_proto::agent`]). (What the library says to it goes over a socket of the library's.)
+//! The agent's connection to the monitor ([`fsocket_proto::agent`]). The library in this process
+//! has its own socket to the monitor.
 
 use anyhow::Context as _;
 use fsocket_proto::{request, Asks, Msg, MSG_SIZE};
@@ -22,12 +23,12 @@ pub struct Links {
     pub key: PathBuf,
 }
 
-/// The answer of the monitor or its refusal, and a descriptor.
+/// The monitor's answer or refusal, with a descriptor if one came.
 type Answered<R> = (Result<<R as Asks>::Answer, Errno>, Option<OwnedFd>);
 
 pub struct Line {
     pub fd: OwnedFd,
-    /// Came while an answer was waited for.
+    /// Messages that arrived while the agent waited for an answer.
     early: VecDeque<Msg>,
     seq: u32,
 }
@@ -49,6 +50,8 @@ impl Line {
         Ok((line, serde_json::from_slice(&json)?))
     }
 
+    /// Sends a message without waiting for an answer.
+    ///
     /// # Errors
     /// The monitor is gone.
     pub fn tell(&mut self, msg: impl Into<Msg>) -> io::Result<()> {
@@ -56,7 +59,7 @@ impl Line {
         Ok(())
     }
 
-    /// The answer, and its descriptor.
+    /// Sends a request and waits for its answer.
     fn ask<R: Asks>(&mut self, request: R) -> io::Result<Answered<R>> {
         self.seq += 1;
         let request = Msg::from(request).numbered(self.seq);
@@ -76,7 +79,7 @@ impl Line {
         }
     }
 
-    /// Whether it was granted.
+    /// Sends a request. Returns whether the monitor granted it.
     ///
     /// # Errors
     /// The monitor is gone.
@@ -84,7 +87,7 @@ impl Line {
         Ok(self.ask(request)?.0.is_ok())
     }
 
-    /// The next message of the monitor, if there is one.
+    /// The monitor's next message. `None`: there is none now.
     ///
     /// # Errors
     /// The monitor is gone.

@@ -1,5 +1,6 @@
-//! The TCP connections between two agents: what they agree on about connections, and the way by which one finds
-//! the other. The second is made when the first is there, and made again when it alone has failed.
+//! The two TCP connections between a pair of agents. By the first one (control) they negotiate
+//! about connections; the second one is for their carrier. The second one is made after the first,
+//! and again whenever only the second one fails.
 
 use crate::stand_in::{connect, listen};
 use fsocket_proto::agent::Ends;
@@ -16,9 +17,9 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     pub what: u64,
-    /// The receiver's number of the connection; 0: it has none yet.
+    /// Number that the receiver gave the connection; 0: none yet.
     pub to: u64,
-    /// The sender's.
+    /// Number that the sender gave the connection.
     pub from: u64,
     pub a: u64,
     pub b: u64,
@@ -26,26 +27,28 @@ pub struct Frame {
 }
 
 pub mod what {
-    /// First: which agent this is.
+    /// The first message: it identifies this agent.
     pub const HELLO: u64 = 1;
-    /// A program has opened the connection with these ends; it has sent `a` and received `b`.
+    /// A program has opened a connection with these ends. It has sent `a` bytes and received `b`.
     pub const OPEN: u64 = 2;
-    /// The other program's end has gone over; or it does not.
+    /// Answers to OPEN: the end of the other program has moved to shared memory (OPENED), or stays
+    /// in the kernel (REFUSED).
     pub const OPENED: u64 = 3;
     pub const REFUSED: u64 = 4;
-    /// The first program's end has not, in the end. Or: that connection is not known here.
+    /// The first program's end has not moved after all. Or: the connection is not known here.
     pub const CANCEL: u64 = 5;
-    /// It goes back to its kernel connection. The sender has put `a` bytes of the receiver's stream where its program
-    /// reads them.
+    /// The connection returns to its kernel connection. The sender has put `a` bytes of the
+    /// receiver's stream into the ring of its own program.
     pub const BACK: u64 = 6;
-    /// To that. `a` 1: bytes that were not put there are lost.
+    /// The answer to BACK. If `a` is 1, bytes that were not put into the ring are lost.
     pub const CONFIRM: u64 = 7;
-    /// The sender's program has left for its kernel connection, and read `a` bytes of the receiver's stream. Of its own
-    /// stream `b` bytes come by way of the agents.
+    /// The sender's program has moved to its kernel connection, and has read `a` bytes of the
+    /// receiver's stream. The next `b` bytes of its own stream still come through the agents.
     pub const LEFT: u64 = 8;
-    /// The sender's program has gone back: the sender forgets the connection once the receiver has said so, too.
+    /// The sender's program has moved back to the kernel. The sender forgets the connection when
+    /// the receiver has sent DONE, too.
     pub const DONE: u64 = 9;
-    /// The carrier has failed for the sender.
+    /// The sender's carrier has failed.
     pub const DOWN: u64 = 10;
 }
 
@@ -74,7 +77,7 @@ impl Frame {
     }
 }
 
-/// Writes what there is room for; how much that was.
+/// Writes as much as fits now. Returns the number of bytes.
 pub fn write_some(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {
@@ -88,10 +91,10 @@ pub fn write_some(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     Ok(sent)
 }
 
-/// Reads once; None: nothing is there now.
+/// Reads once. `None`: there is nothing to read now.
 ///
 /// # Errors
-/// It has ended, or failed.
+/// The stream has ended or failed.
 pub fn read_some(stream: &mut TcpStream, to: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         return match stream.read(to) {
@@ -104,7 +107,7 @@ pub fn read_some(stream: &mut TcpStream, to: &mut [u8]) -> io::Result<Option<usi
     }
 }
 
-/// The connection for frames.
+/// The connection that carries frames, with its buffers.
 pub struct Control {
     pub stream: TcpStream,
     out: Vec<u8>,
@@ -136,7 +139,8 @@ impl Control {
         Ok(())
     }
 
-    /// Bytes that have come, and whether the peer is still there: the last frames before an end count.
+    /// Returns the frames that have arrived, and whether the peer still exists. The last frames
+    /// before its end are returned, too.
     pub fn poll(&mut self) -> (Vec<Frame>, io::Result<()>) {
         let flushed = self.flush();
         let mut chunk = [0u8; 16 * FRAME];
@@ -154,18 +158,19 @@ impl Control {
     }
 }
 
-/// A connection with another agent that has the key.
+/// A connection to another agent that has proved to have the key, or another result of the
+/// threads.
 pub enum Made {
     Control(usize, TcpStream),
-    /// For the carrier.
+    /// A connection for the carrier.
     Data(usize, TcpStream),
-    /// None: the other host is there, and has no agent.
+    /// The other host can be reached, but has no agent.
     Nobody(usize),
-    /// None: the program is to end.
+    /// The agent must end.
     Stop,
 }
 
-/// Tells the loop of what the threads here have made.
+/// By this, the threads tell the event loop what they have made.
 #[derive(Clone)]
 pub struct Out {
     pub made: Sender<Made>,
@@ -173,10 +178,11 @@ pub struct Out {
 }
 
 impl Out {
-    /// Of SIGTERM and SIGINT. Before any thread is made.
+    /// Waits for SIGTERM and SIGINT in a thread. Call it before any other thread exists, so that
+    /// all threads block these signals.
     pub fn hear_of_signals(self) {
         let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: a set that is made here, and lives during the calls.
+        // SAFETY: `signals` is live during the calls, and `sigemptyset` initialises it.
         let signals = unsafe {
             libc::sigemptyset(signals.as_mut_ptr());
             libc::sigaddset(signals.as_mut_ptr(), libc::SIGTERM);
@@ -186,7 +192,7 @@ impl Out {
         };
         std::thread::spawn(move || {
             let mut signal = 0;
-            // SAFETY: both live during the call.
+            // SAFETY: `signals` and `signal` are live during the call.
             while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } == 0 && self.give(Made::Stop) {}
         });
     }
@@ -198,32 +204,34 @@ impl Out {
     }
 }
 
-/// Whether the connection's other agent has the key. (Where the carrier does this itself it is done twice.)
+/// Checks that the other agent has the key. (The RDMA carrier makes such an exchange once more.)
 fn prove(stream: &TcpStream, role: Role, key: &Key) -> bool {
     let nothing = Endpoint { gid: [0; 16], qpn: 0, psn: 0, inbox: 0, rkey: 0, depth: 0, mtu: 0 };
     match agree::exchange(stream, role, key, &nothing) {
         Ok(_) => true,
         Err(e) => {
-            tracing::warn!(error = %e, "an agent is not let in");
+            tracing::warn!(error = %e, "an agent is refused");
             false
         }
     }
 }
 
-/// The address of the carrier's connections: the port behind.
+/// Address for the carrier's connections: the same host, the next port.
 pub fn beside(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip(), at.port().wrapping_add(1))
 }
 
-/// Of two agents this one connects.
+/// Whether the agent at `own` is the one that opens connections to the other.
 pub fn connects(own: IpAddr, peer: IpAddr) -> bool {
     own < peer
 }
 
-/// So many connections may prove themselves at once: an exchange waits up to ten seconds.
+/// Most connections that may prove themselves at the same time. The number is limited because one
+/// exchange may take ten seconds.
 const PROVING: usize = 64;
 
-/// Accepts from the other agents, each connection on a thread of its own until that has proved itself.
+/// Accepts connections from the other agents. Each connection has a thread of its own until it has
+/// proved that it has the key.
 pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl Fn() -> Out) -> io::Result<()> {
     type Make = fn(usize, TcpStream) -> Made;
     let makes: [(SocketAddr, Make); 2] = [(own, Made::Control), (beside(own), Made::Data)];
@@ -239,7 +247,7 @@ pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl F
             };
             let ip = SocketAddr::try_from(peer).map(|p| p.ip().to_canonical()).ok();
             let Some(peer) = peers.iter().position(|p| Some(p.ip()) == ip) else { continue };
-            // (Any program of the other host gets this far.)
+            // Any program of the other host can connect, so refuse more than the limit.
             if proving.fetch_add(1, Ordering::Relaxed) >= PROVING {
                 proving.fetch_sub(1, Ordering::Relaxed);
                 continue;
@@ -258,11 +266,11 @@ pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl F
     Ok(())
 }
 
-/// So long a connection may take, and between two tries.
+/// Time limit for a connection attempt, and the pause between two attempts.
 const LIMIT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Connects to another agent, each time that [`Dial`] asks.
+/// Starts a thread that connects to another agent whenever [`Dial`] asks for it.
 fn dialler(to: SocketAddr, key: Arc<Key>, out: Out, make: impl Fn(TcpStream) -> Made + Send + 'static) -> Sender<()> {
     let (ask, asked) = channel();
     let one = move || {
@@ -285,7 +293,8 @@ fn dialler(to: SocketAddr, key: Arc<Key>, out: Out, make: impl Fn(TcpStream) -> 
     ask
 }
 
-/// Whether there is still an agent at `to`, for as long as that is of use: a host that refuses the connection has none.
+/// Finds out whether there is still an agent at `to`. A host that refuses the connection has none.
+/// The thread repeats the question as long as the answer is useful.
 pub fn ask_after(number: usize, to: SocketAddr, out: Out, limit: Duration) {
     let until = Instant::now() + limit;
     std::thread::spawn(move || loop {
@@ -304,12 +313,12 @@ pub fn ask_after(number: usize, to: SocketAddr, out: Out, limit: Duration) {
 pub struct Dial {
     control: Sender<()>,
     data: Sender<()>,
-    /// Asked, and nothing has come yet.
+    /// The data thread has been asked to connect, and has not answered yet.
     pub awaits_data: bool,
 }
 
 impl Dial {
-    /// It connects for frames at once.
+    /// Starts both threads. The control thread connects at once.
     pub fn new(number: usize, to: SocketAddr, key: &Arc<Key>, out: impl Fn() -> Out) -> Dial {
         let control = dialler(to, key.clone(), out(), move |stream| Made::Control(number, stream));
         let data = dialler(beside(to), key.clone(), out(), move |stream| Made::Data(number, stream));

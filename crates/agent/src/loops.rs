@@ -1,4 +1,4 @@
-//! The event loop: programs' stand-ins, other agents, the monitor.
+//! The event loop. It serves the stand-ins of programs, the other agents, and the monitor.
 
 use crate::carriers;
 use crate::link::{self, what, Control, Frame, Made};
@@ -13,13 +13,14 @@ use rustix::fd::AsFd;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// So long its connections may take to go back when the agent ends.
+/// When the agent ends, its connections may take this long to move back to the kernel.
 const STOPPING: Duration = Duration::from_secs(5);
 
 impl Agent {
-    /// Until the monitor ends, or the agent is told to.
+    /// Runs until the monitor ends, or the agent is told to end.
     pub fn run(mut self) -> anyhow::Result<()> {
-        // Of looks at what programs have read, milliseconds: seldom while they read nothing.
+        // Milliseconds between two checks of how much programs have read. The pause grows while
+        // programs read nothing.
         let mut pause = 1;
         loop {
             let looks = self.mirrors.values().any(Mirror::is_to_be_looked_at);
@@ -84,7 +85,7 @@ impl Agent {
                 self.stops.get_or_insert_with(Instant::now);
                 self.peers.iter_mut().for_each(|p| p.carrier_failed = true);
             }
-            // Since then another one may have come.
+            // Ignore this if another agent has connected meanwhile.
             Made::Nobody(number) if self.peers[number].control.is_none() => {
                 tracing::info!(peer = %self.peers[number].at, "no agent any more");
                 self.reset_all(number);
@@ -92,7 +93,7 @@ impl Agent {
             Made::Nobody(_) => {}
             Made::Data(..) if self.stops.is_some() => {}
             Made::Control(number, stream) => {
-                // The one before may not have been found dead yet.
+                // The old control connection may be dead without our having noticed it.
                 if self.peers[number].control.is_some() {
                     self.lose(number)?;
                 }
@@ -109,7 +110,7 @@ impl Agent {
             Made::Data(number, stream) => {
                 let peer = &mut self.peers[number];
                 if peer.carrier.is_some() {
-                    // The other agent has found it dead.
+                    // The other agent has noticed that the old carrier is dead.
                     peer.drop_carrier();
                     self.all_go_back(number);
                 }
@@ -134,19 +135,20 @@ impl Agent {
         Ok(())
     }
 
-    /// There is no agent at the other end of a control connection any more.
+    /// The control connection has ended. There may be no agent at its other end any more.
     fn lose(&mut self, number: usize) -> anyhow::Result<()> {
         let peer = &mut self.peers[number];
         peer.drop_carrier();
         (peer.control, peer.control_failed, peer.greeted) = (None, false, false);
         peer.lost.get_or_insert_with(Instant::now);
-        // The other agent will not answer the openings that are under way.
+        // The other agent will not answer the requests in flight.
         let half: Vec<u32> =
             self.mirrors.iter().filter(|(_, m)| m.peer == number && m.remote == 0).map(|(id, _)| *id).collect();
         for id in half {
             self.refuse(id)?;
         }
-        // (What only the network has done to that connection is made good.)
+        // If only the network has cut the connection, the agents will connect again. So ask
+        // whether an agent is there.
         if self.mirrors.values().any(|m| m.peer == number) {
             link::ask_after(number, self.peers[number].at, self.out.clone(), LOST);
         }
@@ -189,12 +191,12 @@ impl Agent {
                 let known = self.line.request(request::Link { up, host: ip.octets() })?;
                 tracing::info!(peer = %at, up, known, "link");
                 if up && !known {
-                    // The library has not reached the monitor in time: once more.
+                    // The library could not reach the monitor in time. The loop tries again.
                     self.peers[number].shown = false;
                     self.maker.renew()?;
                     self.poll.add(self.maker.listener().as_fd(), libc::EPOLLIN, STRANGERS)?;
                 } else if up {
-                    // The monitor records accepted connections from here on.
+                    // From now on the monitor records the connections that the stand-ins accept.
                     let _ = self.maker.prepare();
                 }
             }
@@ -267,7 +269,7 @@ impl Agent {
             what::HELLO => {
                 peer.greeted = true;
                 if std::mem::replace(&mut peer.instance, frame.a) != frame.a {
-                    // It knows none of them.
+                    // The new agent does not know these connections.
                     self.reset_all(number);
                 } else {
                     self.all_go_back(number);
@@ -310,7 +312,7 @@ impl Agent {
         Ok(())
     }
 
-    /// From the monitor.
+    /// Handles a message from the monitor.
     fn told(&mut self, msg: &Msg) -> anyhow::Result<()> {
         match Message::decode(msg) {
             Ok(Message::RemoteCounts(counts)) => self.counts = [counts.sent, counts.received],

@@ -1,8 +1,9 @@
 //! `fastsocket-agent`: carries connections between programs of this host and of others (ADR 60).
 //!
-//! To the programs it is their peer: for each connection it has a stand-in, which goes over to shared memory with the
-//! program's end. The agent reads the program's ring and sends the bytes to the other host's agent, which writes them
-//! into the ring of the program there. It runs with the library, like any program.
+//! The agent acts as the peer of each program. For each connection it has a stand-in, a kernel
+//! connection of its own that moves to shared memory together with the program's end. The agent
+//! reads the program's ring and sends the bytes to the agent of the other host. That agent writes
+//! them into the ring of the program there. The agent runs with the library, like any program.
 
 mod carrier;
 mod carriers;
@@ -35,13 +36,14 @@ struct Options {
     verbose: u8,
 }
 
-/// Without `--verbose`, and with more of them.
+/// Log levels: the first one is used without `--verbose`, the others with one or more.
 const LEVELS: [tracing::Level; 4] =
     [tracing::Level::WARN, tracing::Level::INFO, tracing::Level::DEBUG, tracing::Level::TRACE];
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    // The library reads it at its start: a stand-in goes over at once.
+    // The library reads this variable when it starts. With it, a stand-in moves to shared memory
+    // at once.
     const AT_ONCE: (&str, &str) = ("FASTSOCKET_UPGRADE", "1");
     if std::env::var(AT_ONCE.0).as_deref() != Ok(AT_ONCE.1) {
         let again = Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(AT_ONCE.0, AT_ONCE.1).exec();
@@ -57,7 +59,7 @@ fn main() -> anyhow::Result<()> {
     tracing_subscriber::registry().with(wanted).with(text).init();
     let has_library = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("libfsocket"));
     anyhow::ensure!(has_library, "the library is not loaded: fastsocket run fastsocket-agent");
-    // Two for each connection.
+    // Each connection needs two descriptors.
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let most = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });

@@ -1,9 +1,11 @@
-//! One connection: the ring of the program here, and its other half on the other host.
+//! One connection between hosts: the ring of the program on this host, and the state of the other
+//! half on the other host.
 //!
-//! The bytes that the program has written stay in its ring until the other host's program has read them (the agents look,
-//! MSG_PEEK, and take it out when the other one says so). So neither agent holds bytes that only it has, and
-//! whenever the connection goes back to its kernel connection, it is enough to agree on two numbers: the library sends
-//! again there what was not taken out of the ring.
+//! The bytes of a program stay in its ring until the program on the other host has read them. An
+//! agent reads them with MSG_PEEK, and removes them when the other agent reports that they were
+//! read. So an agent never has the only copy of a byte. If the connection returns to its kernel
+//! connection, both sides only agree on two numbers. The library then sends again the bytes that
+//! are still in the ring.
 
 use crate::carrier::{what as carried, CHUNK};
 use crate::hooked;
@@ -14,11 +16,12 @@ use std::collections::VecDeque;
 use std::io::ErrorKind::WouldBlock;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Bytes of one direction that the other program has not read, at most.
+/// Most bytes of one direction that the other program has not read.
 const WINDOW: u64 = 256 * 1024;
-/// As much as an agent may hold of a peer's: what a program has left in its ring, and a window.
+/// Most bytes that an agent holds for a connection: those that a program has left in its ring, and
+/// a window.
 const HELD: usize = (1 << 20) + WINDOW as usize;
-/// Room for what is looked at.
+/// Size of the buffer for peeked bytes.
 pub const BUFFER: usize = WINDOW as usize + 64 * 1024;
 
 #[derive(PartialEq, Eq, Debug, Clone, Copy)]
@@ -31,30 +34,36 @@ use After::*;
 pub struct Mirror {
     id: u32,
     pub peer: usize,
-    /// The other agent's number for it; 0: not known yet.
+    /// The number that the other agent gave the connection; 0: not known yet.
     pub remote: u64,
-    /// The monitor's, until it has gone over here.
+    /// The monitor's number of the wish (its request to move a connection), until the connection
+    /// has moved here.
     pub wish: Option<u64>,
     pub stand_in: Option<StandIn>,
-    /// Of the program here: sent to the other agent, and read by the program there.
+    /// Bytes of this host's program: those sent to the other agent, and those that the remote
+    /// program has read.
     sent: u64,
     read_there: u64,
-    /// It sends no more.
+    /// The program on this host sends nothing more.
     pub ended: bool,
     fin_sent: bool,
-    /// Of the program there: in the ring here, and how much of that the other agent knows to be read.
+    /// Bytes of the remote program: those put into the ring here, and those reported to the other
+    /// agent as read.
     delivered: u64,
     told: u64,
     held: VecDeque<u8>,
     fin_came: bool,
     fin_done: bool,
-    /// It goes back; whether the other agent's number has come.
+    /// The connection is returning to the kernel. `Some(true)`: the other agent has sent its
+    /// number.
     back: Option<bool>,
-    /// It has gone back: here, and there.
+    /// The connection has returned to the kernel: on this host, and on the other one.
     done: [bool; 2],
-    /// The program there has left: what it has read, and all that it has sent by this way.
+    /// The program on the other host has moved to the kernel: how much it has read, and the length
+    /// of all that it has sent through the agents.
     left_there: Option<(u64, u64)>,
-    /// The program here has left: how much it had read, and what is still to be sent of its stream.
+    /// The program here has moved to the kernel: how much it had read, and the rest of its stream
+    /// that must still be sent.
     left_here: Option<(u64, VecDeque<u8>)>,
 }
 
@@ -82,12 +91,13 @@ impl Mirror {
         }
     }
 
-    /// Something is in the ring here of which nobody says when it is read.
+    /// Whether the agent must poll the ring here: it has bytes, and no event reports when the
+    /// program reads them.
     pub fn is_to_be_looked_at(&self) -> bool {
         self.stand_in.is_some() && self.back.is_none() && self.told < self.delivered
     }
 
-    /// Both programs have said that they send no more, and all has been said on.
+    /// Whether both programs have ended their streams, and both ends were reported.
     pub fn has_ended(&self) -> bool {
         self.fin_sent && self.fin_done
     }
@@ -96,7 +106,7 @@ impl Mirror {
         Frame { what, to: self.remote, from: self.id.into(), a, b, ..Frame::default() }
     }
 
-    /// Moves what can be moved.
+    /// Moves as many bytes as possible.
     pub fn serve(&mut self, peer: &mut Peer, buffer: &mut [u8]) -> After {
         if self.left_here.is_some() {
             return self.send_tail(peer);
@@ -163,7 +173,7 @@ impl Mirror {
         }
     }
 
-    /// The connection of the program here has failed.
+    /// The connection to the program here has failed.
     fn fails(&mut self, peer: &mut Peer) -> After {
         if !peer.carry([carried::RESET, self.remote, 0], &[]) {
             peer.say(self.frame(what::CANCEL, 0, 0));
@@ -171,9 +181,9 @@ impl Mirror {
         Gone
     }
 
-    /// A message by the carrier has arrived.
+    /// Handles a message that has come through the carrier.
     pub fn came(&mut self, peer: &mut Peer, what: u64, number: u64, bytes: &[u8], buffer: &mut [u8]) -> After {
-        // Late bytes are dropped: the other agent has been told that they were not delivered.
+        // Drop late bytes: the other agent knows that they were not delivered.
         if self.back.is_some() || self.left_here.is_some() {
             return Keep;
         }
@@ -191,14 +201,14 @@ impl Mirror {
         Keep
     }
 
-    /// The program there has read so much: its bytes may go.
+    /// Removes bytes from the ring that the program on the other host has read.
     fn take_out(&mut self, read: u64, buffer: &mut [u8]) {
         let Some(stand_in) = &self.stand_in else { return };
         while self.read_there < read {
             let n = buffer.len().min((read - self.read_there) as usize);
             match hooked::recv(stand_in.near.as_fd(), &mut buffer[..n], false) {
                 Ok(n @ 1..) => self.read_there += n as u64,
-                // They were there.
+                // Cannot happen: the agent has seen these bytes before.
                 _ => return,
             }
         }
@@ -211,7 +221,8 @@ impl Mirror {
         Gone
     }
 
-    /// The way between the agents has failed, or the other agent has said so: back to the kernel connections.
+    /// Returns the connection to the kernel, because the carrier has failed here or for the other
+    /// agent.
     pub fn go_back(&mut self, peer: &mut Peer) {
         if self.remote == 0 || self.stand_in.is_none() && self.left_here.is_none() && !self.done[0] {
             return;
@@ -222,20 +233,22 @@ impl Mirror {
         peer.say(self.frame(what::BACK, read, 0));
     }
 
-    /// [`what::BACK`].
+    /// Handles [`what::BACK`].
     pub fn comes_back(&mut self, peer: &mut Peer, read: u64, buffer: &mut [u8]) -> After {
         if self.back.is_none() {
             self.go_back(peer);
         }
         if self.left_here.is_some() {
-            // (What it had sent is in no ring any more.)
+            // The bytes that the program has sent are in no ring any more, so those that were not
+            // delivered are lost.
             let lost = read != self.sent + self.tail();
             peer.say(self.frame(what::CONFIRM, lost.into(), 0));
             peer.say(self.frame(what::DONE, 0, 0));
             return Gone;
         }
         if self.back == Some(true) || self.done[0] {
-            // It was said again: the connection between the agents has failed meanwhile.
+            // The other agent repeats the message, because the connection between the agents has
+            // failed meanwhile.
             peer.say(self.frame(what::CONFIRM, 0, 0));
             return Keep;
         }
@@ -246,7 +259,7 @@ impl Mirror {
         }
         self.take_out(read, buffer);
         self.back = Some(true);
-        // A program that has closed sends nothing again.
+        // If the program has closed, its library will not send the bytes again.
         let near = self.stand_in.as_ref().map(|s| s.near.as_fd());
         let is_gone = near.is_some_and(|fd| hooked::place(fd).is_some_and(|place| place.closed != 0));
         let is_left = is_gone && near.is_some_and(|fd| hooked::recv(fd, &mut buffer[..1], true).is_ok_and(|n| n > 0));
@@ -254,17 +267,17 @@ impl Mirror {
         Keep
     }
 
-    /// [`what::CONFIRM`].
+    /// Handles [`what::CONFIRM`].
     pub fn confirmed(&mut self, peer: &mut Peer, lost: bool) -> After {
         if lost || self.back != Some(true) {
             self.reset();
         } else if !self.done[0] {
             self.leave();
-            // (A connection that was reset has none.)
+            // A connection that was reset has no stand-in.
             self.done[0] = self.stand_in.take().is_some();
         }
         peer.say(self.frame(what::DONE, 0, 0));
-        // Until the other side is done the other agent may have to hear all this once more.
+        // Until the other side has finished, the other agent may need all these messages again.
         if self.done == [true, false] {
             Keep
         } else {
@@ -272,7 +285,7 @@ impl Mirror {
         }
     }
 
-    /// [`what::DONE`].
+    /// Handles [`what::DONE`].
     pub fn done_there(&mut self) -> After {
         self.done[1] = true;
         if self.done[0] {
@@ -282,7 +295,7 @@ impl Mirror {
         }
     }
 
-    /// [`what::LEFT`].
+    /// Handles [`what::LEFT`].
     pub fn leaves_there(&mut self, peer: &mut Peer, read: u64, all: u64) -> After {
         if !(self.read_there..=self.sent).contains(&read) || all < self.delivered {
             peer.say(self.frame(what::CANCEL, 0, 0));
@@ -292,22 +305,23 @@ impl Mirror {
         Keep
     }
 
-    /// From here on the program's kernel connection is the only one.
+    /// Moves the program here to its kernel connection, which is the only path from now on.
     fn leave(&mut self) -> After {
         let Some(stand_in) = &self.stand_in else { return Gone };
         hooked::leave(stand_in.near.as_fd());
         match hooked::place(stand_in.near.as_fd()) {
             None => Gone,
-            // It has closed meanwhile.
+            // The program has closed in the meantime.
             Some(_) => self.reset(),
         }
     }
 
-    /// The program here has left shared memory by itself.
+    /// Handles that the program on this host has left shared memory by itself.
     fn leaves_here(&mut self, peer: &mut Peer, buffer: &mut [u8]) -> After {
         let Some(stand_in) = self.stand_in.take() else { return Gone };
         let near: BorrowedFd<'_> = stand_in.near.as_fd();
-        // The rest of its stream; the first bytes of it have been sent, but were not taken out.
+        // Read the rest of its stream. The first of these bytes were sent already, but were not
+        // removed from the ring.
         let mut skip = (self.sent - self.read_there) as usize;
         let mut tail = VecDeque::new();
         while let Ok(n @ 1..) = hooked::recv(near, buffer, false) {

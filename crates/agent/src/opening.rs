@@ -1,4 +1,4 @@
-//! A connection goes over at both hosts, or at none.
+//! The start of a connection between hosts: it moves on both hosts, or on neither.
 
 use crate::link::{what, Frame};
 use crate::mirror::Mirror;
@@ -23,10 +23,12 @@ impl Agent {
         Ok(())
     }
 
-    /// A program on the other host has opened a connection; has this host's end of it gone over?
+    /// Handles OPEN: a program on the other host has opened a connection. Tries to move the end on
+    /// this host, and answers.
     pub fn open(&mut self, number: usize, frame: &Frame) -> anyhow::Result<()> {
         let answer = |what, from: u32| Frame { what, to: frame.from, from: from.into(), ..Frame::default() };
-        // The ends as this host sees them; and only what is the other host's own.
+        // The ends as this host sees them. The other agent may only name addresses that belong to
+        // its own host.
         let ends = [frame.ends[1], frame.ends[0]];
         let theirs = IpAddr::V6(ends[1].0.into()).to_canonical() == self.peers[number].at.ip();
         let made = if theirs && self.peers[number].is_up() { self.goes_over(ends, [frame.a, frame.b])? } else { None };
@@ -53,7 +55,7 @@ impl Agent {
         Ok(over.then_some(stand_in))
     }
 
-    /// It has gone over there; and here?
+    /// Handles OPENED: the connection has moved on the other host. Tries to move it here.
     pub fn opened(&mut self, id: u32, from: u64) -> anyhow::Result<()> {
         let Some(m) = self.mirrors.get_mut(&id) else { return Ok(()) };
         let (Some(wish), number) = (m.wish.take(), m.peer) else { return Ok(()) };
@@ -89,7 +91,7 @@ impl Agent {
         self.mirrors.remove(&id).and_then(|m| m.wish)
     }
 
-    /// It has not gone over there.
+    /// Handles REFUSED: the connection has not moved on the other host.
     pub fn refuse(&mut self, id: u32) -> anyhow::Result<()> {
         if let Some(wish) = self.drop_half(id) {
             self.line.tell(request::Refuse { wish })?;
@@ -98,7 +100,8 @@ impl Agent {
     }
 }
 
-/// A connection has gone over there alone: it goes back, and nothing was read.
+/// A connection has moved only on the other host. Tells that agent to return it to the kernel;
+/// nothing was read.
 pub fn never_here(peer: &mut Peer, to: u64) {
     for what in [what::BACK, what::CONFIRM, what::DONE] {
         peer.say(Frame { what, to, ..Frame::default() });

@@ -1,36 +1,37 @@
-//! Another host: what there is to its agent.
+//! Another host, and the state of its agent.
 
 use crate::carrier::{Carrier, Head};
 use crate::link::{what, Control, Dial, Frame};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// A carrier that has had no room for so long has failed: the other agent does not look.
+/// If a carrier has no room for this long, the other agent does not read. The carrier then counts
+/// as failed.
 const STUCK: Duration = Duration::from_secs(5);
-/// Pause before a carrier is made again.
+/// Pause before the next carrier is made.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long connections wait for the other agent to come back, so that they can go back to TCP.
+/// How long connections wait for the other agent to return, so that they can move back to TCP.
 pub const LOST: Duration = Duration::from_secs(60);
 
 pub struct Peer {
     pub at: SocketAddr,
     pub control: Option<Control>,
     pub carrier: Option<Box<dyn Carrier>>,
-    /// Which agent it was last; 0: none so far.
+    /// Number of the last agent that ran there; 0: none so far.
     pub instance: u64,
-    /// Both have said that they are there.
+    /// Whether both sides have sent their first message.
     pub greeted: bool,
-    /// The monitor has been told that connections may go over.
+    /// Whether the monitor knows that connections to this peer may move.
     pub shown: bool,
     full_since: Option<Instant>,
-    /// Since when there is no control connection.
+    /// When the control connection ended, if there is none now.
     pub lost: Option<Instant>,
-    /// When the last carrier has failed.
+    /// The time when the last carrier failed.
     failed_at: Option<Instant>,
-    /// A call has failed; the loop sees to it.
+    /// A call on the connection has failed; the event loop will handle that.
     pub control_failed: bool,
     pub carrier_failed: bool,
-    /// Where this side connects.
+    /// The threads that connect to the peer; `None`: the peer connects to this side.
     pub dial: Option<Dial>,
 }
 
@@ -63,7 +64,8 @@ impl Peer {
         }
     }
 
-    /// False: not now, or never any more.
+    /// Sends a message by the carrier. Returns false if there is no room now, or if the carrier
+    /// has failed.
     pub fn carry(&mut self, head: Head, bytes: &[u8]) -> bool {
         let Some(carrier) = self.carrier.as_mut().filter(|_| !self.carrier_failed) else { return false };
         match carrier.send(&head, bytes) {
@@ -82,7 +84,7 @@ impl Peer {
         }
     }
 
-    /// There is room again.
+    /// The carrier has room again.
     pub fn has_room(&mut self) {
         self.full_since = None;
     }
@@ -91,13 +93,13 @@ impl Peer {
         self.full_since.is_some()
     }
 
-    /// This side has to make a carrier, now or after a pause.
+    /// Whether this side has to make a carrier, now or after a pause.
     pub fn lacks_carrier(&self) -> bool {
         let may = self.greeted && self.control.is_some() && self.carrier.is_none();
         may && self.dial.as_ref().is_some_and(|d| !d.awaits_data)
     }
 
-    /// Once no connection uses the one before.
+    /// Makes a carrier. Call it when no connection uses the old carrier any more.
     pub fn make_carrier(&mut self) {
         let has_waited = self.failed_at.is_none_or(|at| at.elapsed() > PAUSE);
         if let Some(dial) = self.dial.as_mut().filter(|_| has_waited) {
@@ -113,7 +115,7 @@ impl Peer {
         self.carrier_failed |= self.full_since.is_some_and(|since| since.elapsed() > STUCK);
     }
 
-    /// The other agent may not have noticed.
+    /// Marks the carrier as failed, and tells the other agent, which may not have noticed.
     pub fn fail_carrier(&mut self) {
         self.drop_carrier();
         self.failed_at = Some(Instant::now());

@@ -1,5 +1,5 @@
-//! Stand-ins: kernel connections of this program with itself. The library has one end (`near`), and has it go over to
-//! shared memory as it does with any connection; of the other one (`far`) it does not know.
+//! Stand-ins: kernel connections from this process to itself. The library knows one end (`near`),
+//! and moves it to shared memory like any connection. It does not know the other end (`far`).
 
 use crate::hooked;
 use fsocket_proto::agent::Place;
@@ -9,10 +9,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A stand-in that goes over at all does so at once.
+/// A stand-in moves at once, or not at all; so wait only this long.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// Turns of the stream after which the library offers it, or tries to have it go over, at the latest
-/// (`migrate/upgrade/worth.rs`).
+/// The library offers a stand-in to the monitor after at most OFFERS turns of the stream, and
+/// tries to move it within TRIES turns (`migrate/upgrade/worth.rs`).
 const OFFERS: usize = 24;
 const TRIES: usize = 264;
 
@@ -22,11 +22,11 @@ pub struct StandIn {
     pub cookie: u64,
 }
 
-/// Where they are made.
+/// Makes stand-ins.
 pub struct Maker {
-    /// The library knows it: programs on this host have their channels to it.
+    /// A listener that the library knows. Programs on this host have their channels to it.
     accepting: TcpListener,
-    /// The library does not.
+    /// A listener that the library does not know.
     plain: OwnedFd,
     plain_at: SocketAddr,
     spare: Vec<StandIn>,
@@ -37,7 +37,7 @@ fn socket(ip: IpAddr) -> io::Result<OwnedFd> {
     Ok(net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// A listener that the library does not know.
+/// Makes a listener that the library does not know.
 pub fn listen(at: SocketAddr) -> io::Result<OwnedFd> {
     let fd = socket(at.ip())?;
     net::sockopt::set_socket_reuseaddr(&fd, true)?;
@@ -46,7 +46,7 @@ pub fn listen(at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A connection that the library does not know.
+/// Opens a connection that the library does not know.
 pub fn connect(to: SocketAddr, limit: Duration) -> io::Result<OwnedFd> {
     let fd = socket(to.ip())?;
     net::sockopt::set_socket_timeout(&fd, net::sockopt::Timeout::Send, Some(limit))?;
@@ -62,26 +62,27 @@ fn own(fd: &OwnedFd) -> io::Result<SocketAddr> {
 fn accepting(ip: IpAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind((ip, 0))?;
     listener.set_nonblocking(true)?;
-    // From here on the library works for it.
+    // By calling accept, this process becomes a worker of the listener.
     while listener.accept().is_ok() {}
     Ok(listener)
 }
 
-/// As a program that is asked and answers, with nothing to say.
+/// One request and one answer, as the library sees a program exchange them. They have no contents.
 fn turn(near: &OwnedFd) {
     let _ = hooked::recv(near.as_fd(), &mut [0], false);
     let _ = hooked::send(near.as_fd(), &[]);
 }
 
 impl Maker {
-    /// On this host's address, which is not loopback's: connections to that do not go over.
+    /// `ip`: an address of this host that is not a loopback address, because connections to
+    /// loopback do not move.
     pub fn new(ip: IpAddr) -> io::Result<Maker> {
         let plain = listen((ip, 0).into())?;
         let plain_at = own(&plain)?;
         Ok(Maker { accepting: accepting(ip)?, plain, plain_at, spare: Vec::new() })
     }
 
-    /// The listener that the library knows, again.
+    /// Replaces the listener that the library knows.
     pub fn renew(&mut self) -> io::Result<()> {
         self.spare.clear();
         self.accepting = accepting(self.plain_at.ip())?;
@@ -92,12 +93,12 @@ impl Maker {
         &self.accepting
     }
 
-    /// Strangers.
+    /// Closes connections of programs that connected to the listener by mistake.
     pub fn turn_away(&self) {
         while self.accepting.accept().is_ok() {}
     }
 
-    /// Makes some that accept, for the next connections.
+    /// Makes some accepting stand-ins in advance, for the next connections.
     pub fn prepare(&mut self) -> io::Result<()> {
         const SPARE: usize = 4;
         while self.spare.len() < SPARE {
@@ -107,7 +108,7 @@ impl Maker {
         Ok(())
     }
 
-    /// One whose near end accepts. The monitor knows it.
+    /// A stand-in whose near end was accepted. The monitor knows it.
     pub fn accepting(&mut self) -> io::Result<StandIn> {
         match self.spare.pop() {
             Some(made) => Ok(made),
@@ -136,7 +137,8 @@ impl Maker {
         Ok(made)
     }
 
-    /// One whose near end opens. It is not to be used before the monitor knows what for.
+    /// A stand-in whose near end has connected. It must not be used before the monitor knows its
+    /// purpose.
     pub fn opening(&self) -> io::Result<StandIn> {
         let near = TcpStream::connect(self.plain_at)?;
         let mine = near.local_addr()?;
@@ -158,7 +160,7 @@ impl StandIn {
         Ok(StandIn { near, far, cookie })
     }
 
-    /// Has the near end, which opens, go over.
+    /// Moves the near end, which has connected, to shared memory.
     pub fn open(&self) -> Option<Place> {
         (0..TRIES).find_map(|_| {
             turn(&self.near);
@@ -166,7 +168,7 @@ impl StandIn {
         })
     }
 
-    /// Waits until the near end, which has accepted, has gone over.
+    /// Waits until the near end, which was accepted, has moved.
     pub fn taken(&self) -> Option<Place> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -179,7 +181,8 @@ impl StandIn {
         }
     }
 
-    /// Bytes that the peer had not read when it left shared memory: the library has sent them again to the far end.
+    /// Number of bytes that the peer had not read when it left shared memory. The library has sent
+    /// them again, to the far end.
     pub fn left_unread(&self) -> u64 {
         let mut n = 0;
         let mut bytes = [0u8; 4096];
@@ -189,7 +192,7 @@ impl StandIn {
         n
     }
 
-    /// Ends it, as a connection that has failed.
+    /// Ends the connection as if it had failed.
     pub fn reset(self) {
         hooked::reset_on_close(self.near.as_fd());
     }

@@ -1,4 +1,4 @@
-//! The agent's state: the line to its monitor, the other agents, the connections.
+//! The agent's state: its connection to the monitor, the other agents, and the connections.
 
 use crate::carriers;
 use crate::hooked::Poll;
@@ -18,7 +18,8 @@ use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// In what is looked at: what an event is about, and which one.
+/// Marks of events in the epoll instance: the high half is the kind, the low half tells which one
+/// of the kind.
 pub const LINE: u64 = 1 << 32;
 pub const WAKER: u64 = 2 << 32;
 pub const STRANGERS: u64 = 3 << 32;
@@ -33,22 +34,22 @@ pub struct Agent {
     pub made: Receiver<Made>,
     pub out: Out,
     pub peers: Vec<Peer>,
-    /// In numbers of this agent's, from 1.
+    /// Connections by this agent's numbers, which begin at 1.
     pub mirrors: BTreeMap<u32, Mirror>,
     pub last: u32,
-    /// Of those that have not gone over here, the last.
+    /// The last connections that did not move here.
     pub never: VecDeque<u32>,
-    /// Of this host.
+    /// Address of this host.
     pub own: IpAddr,
     pub key: Arc<Key>,
-    /// Which agent this is.
+    /// The number of this agent.
     pub instance: u64,
-    /// The counts of the next wish.
+    /// The byte counts that the monitor sent for the next wish (request to move a connection).
     pub counts: [u64; 2],
-    /// To be served before the next sleep.
+    /// Connections that must be served before the next sleep.
     pub due: HashSet<u32>,
     pub buffer: Vec<u8>,
-    /// When it was told to end.
+    /// When the agent was told to end.
     pub stops: Option<Instant>,
 }
 

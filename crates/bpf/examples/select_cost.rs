@@ -1,15 +1,15 @@
-//! What the selection of a listen socket costs, by the number of local sockets,
-//! beside stock SO_REUSEPORT with as many.
+//! The cost of selecting a listen socket with our BPF program, for several numbers of local
+//! sockets, compared with stock SO_REUSEPORT and the same number of sockets.
 //!
 //!     cargo run --release -p fsocket-bpf --example select_cost
 //!
-//! With a number of local sockets and `ours` or `stock` it measures only that, and prints the microseconds a
-//! connection. `fastsocket bench paper` uses this.
+//! With a number of local sockets and `ours` or `stock` as arguments, it measures only that case
+//! and prints the microseconds of a connection. `fastsocket bench paper` uses this.
 //!
-//! Two figures each: nanoseconds of the BPF program a run (the kernel's own
-//! account, BPF_STATS_RUN_TIME), and microseconds a connection (connect, accept,
-//! both closed, one thread each side, on loopback), which is all that can be had
-//! of stock. Rounds alternate; medians. JSON.
+//! Otherwise it prints two figures for each case, as JSON. The first one is the BPF program's
+//! nanoseconds for each run (BPF_STATS_RUN_TIME); stock has none. The second one is microseconds
+//! for each connection: connect, accept, and close of both ends, with one thread for each side,
+//! on loopback. Rounds of both alternate; figures are medians.
 
 use fsocket_bpf::select::{Select, GLOBAL};
 use fsocket_reuseport::{classic, listener};
@@ -36,7 +36,7 @@ impl Group {
         let shape = listener::Shape::of(fd).expect("shape");
         listener::reuse_port(fd, true).expect("SO_REUSEPORT");
         let local = |_| listener::like(fd, &shape).expect("a local listen socket");
-        // SAFETY: each was just made.
+        // SAFETY: each descriptor was just made, and nothing else owns it.
         let locals: Vec<OwnedFd> = (0..n).map(local).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect();
         let select = ours.then(|| {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -57,7 +57,7 @@ impl Group {
         Group { global, locals, select }
     }
 
-    /// Seconds for so many connections.
+    /// Runs all connections. Returns the seconds.
     fn run(&self) -> f64 {
         let address = self.global.local_addr().expect("address");
         let begun = Instant::now();
@@ -68,7 +68,7 @@ impl Group {
         begun.elapsed().as_secs_f64()
     }
 
-    /// Connections that our program gave to a local socket.
+    /// Number of connections that our program gave to a local socket.
     fn selected(&self) -> usize {
         let counts = self.select.iter().flat_map(|s| s.counts()).flatten();
         counts.filter(|c| matches!(c.name, "self" | "other")).map(|c| c.total() as usize).sum()
@@ -98,12 +98,12 @@ impl Group {
 
 fn client(address: SocketAddr) {
     for _ in 0..CONNECTIONS {
-        // The end says that it was accepted: no queue ever fills.
+        // The end of the stream shows that the connection was accepted, so no queue ever fills.
         let _ = TcpStream::connect(address).expect("connect").read(&mut [0]);
     }
 }
 
-/// Run time and number of runs of all programs of that name.
+/// Run time and number of runs of all programs with this name.
 fn spent() -> (u64, u64) {
     let ours = |p: &libbpf_rs::query::ProgramInfo| p.name.to_string_lossy().starts_with("select_listener");
     libbpf_rs::query::ProgInfoIter::default().filter(ours).fold((0, 0), |(t, n), p| (t + p.run_time_ns, n + p.run_cnt))
@@ -114,7 +114,7 @@ fn median(mut v: Vec<f64>) -> f64 {
     v[v.len() / 2]
 }
 
-/// Microseconds a connection to a group of `n` sockets.
+/// Microseconds for each connection to a group of `n` sockets.
 fn one(n: usize, ours: bool) -> f64 {
     let group = Group::new(n, ours);
     let us = group.run() * 1e6 / CONNECTIONS as f64;
@@ -127,7 +127,8 @@ fn main() {
     if let [n, way] = &args[..] {
         return println!("{}", one(n.parse().expect("a number of sockets"), way == "ours"));
     }
-    // SAFETY: returns a descriptor that keeps the accounting on while it is open.
+    // SAFETY: the call takes a number, and returns a descriptor that keeps the accounting on
+    // while it is open.
     let _stats = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
     let mut rows = Vec::new();
     for n in [1usize, 2, 8, 32, 128, 512] {

@@ -1,4 +1,4 @@
-/* For tests: reads behind the packet's end, so the verifier rejects it. */
+/* For tests: reads beyond the end of the packet, so the verifier rejects it. */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include "steer_policy.h"

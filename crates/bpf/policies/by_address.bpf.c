@@ -1,11 +1,11 @@
-/* A policy of one's own, as an example: every client address has its CPU. */
+/* An example of an operator's own policy: each client address has its CPU. */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include "steer_policy.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* A power of two, for the verifier cannot follow a division. */
+/* A power of two, because the verifier cannot follow a division. */
 #define CPUS 2
 
 SEC("xdp")

@@ -1,16 +1,18 @@
-/* Whether the host at the other end has Fastsocket: both say so by a TCP option, 8 bytes long.
+/* Announces Fastsocket to the host at the other end of a connection, by a TCP option of 8 bytes:
  *
  *	kind 254 (experiment, RFC 6994) | length 8 | ExID 0x4653 | version 1 | the host's number, 24 bits
  *
- * The opening side writes it on its SYN, and the accepting one on the SYN-ACK that answers such a SYN. The opening
- * side then repeats it from the third segment on, until the other end has shown that it has the connection. So the
- * accepting side reads it where the connection becomes established: nothing is kept of a SYN, SYN cookies need
- * no case of their own, and neither does a server that defers its accept. With fast open that segment is the SYN.
+ * The opening side writes the option on its SYN, and the accepting side on the SYN-ACK that
+ * answers such a SYN. The opening side then repeats it from the third segment on, until the
+ * other end has shown that it has the connection. So the accepting side reads the option when
+ * the connection becomes established. It stores nothing for a SYN, so SYN cookies and deferred
+ * accepts need no special case. (With fast open, that segment is the SYN.)
  *
- * A host without us skips the option (RFC 9293, 3.2). What is sent again goes without it: a device in between that
- * drops packets with unknown options costs one retransmission, and no connection.
+ * A host without this program skips the option (RFC 9293, 3.2). Retransmissions do not carry it.
+ * So if a device on the way drops packets with unknown options, that costs one retransmission,
+ * but no connection.
  *
- * It is a hint and no proof: anybody can send it.
+ * The option is a hint and not a proof, because any process can send it.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -29,7 +31,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define EXID 0x4653
 #define VERSION 1
 
-/* Remote addresses with a host that has said so; the oldest are forgotten first. */
+/* Number of remote addresses that are kept, of hosts that have announced themselves. The oldest
+ * go first. */
 #define HOSTS 4096
 
 struct option {
@@ -40,7 +43,7 @@ struct option {
 	__be32 host;
 };
 
-/* IPv4 as IPv6. */
+/* An IPv6 address, or an IPv4 address in v4-mapped form. */
 struct address {
 	__u32 word[4];
 };
@@ -56,8 +59,8 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-/* The same by address, as the last connection has shown it: for people. Network namespaces that use the same
- * address for different hosts share an entry. */
+/* The same by address, as the last connection with that address has shown it. For people.
+ * Network namespaces that use the same address for different hosts share an entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, HOSTS);
@@ -66,10 +69,10 @@ struct {
 } hosts SEC(".maps");
 
 enum reason {
-	/* Opened to, accepted from a host that has said so. */
+	/* A connection opened to, or accepted from, a host that has announced itself. */
 	OPENED,
 	ACCEPTED,
-	/* Established without. */
+	/* A connection with a host that has announced nothing. */
 	WITHOUT,
 	REASONS,
 };
@@ -82,7 +85,8 @@ static __always_inline void set_writes(struct bpf_sock_ops *ops, bool writes)
 	bpf_sock_ops_cb_flags_set(ops, others | (writes ? BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG : 0));
 }
 
-/* The number that a packet says: the SYN that is being answered, or the one that has just come. 0: none. */
+/* The host number in a packet: in the SYN that is being answered, or in the segment that has
+ * just come. 0: none. */
 static __always_inline __u32 number_in(struct bpf_sock_ops *ops, __u64 which)
 {
 	struct option option = { .kind = KIND, .length = 4, .exid = bpf_htons(EXID) };
@@ -98,7 +102,8 @@ static __always_inline void remote(struct bpf_sock_ops *ops, struct address *to)
 {
 	__u32 v4 = ops->remote_ip4, last = ops->remote_ip6[3];
 
-	/* The verifier takes no load at a computed place of the context, which a choice between two would become. */
+	/* (The verifier refuses a load at a computed offset of the context. A choice between two
+	 * fields would become such a load.) */
 	barrier_var(v4);
 	barrier_var(last);
 	if (ops->family == AF_INET) {
@@ -155,11 +160,12 @@ static __always_inline void reserve(struct bpf_sock_ops *ops)
 		if (flags & ACK ? !number_in(ops, BPF_LOAD_HDR_OPT_TCP_SYN) : ops->total_retrans != 0)
 			return;
 	} else if (ops->total_retrans || ops->bytes_received || ops->bytes_acked > 1) {
-		/* The other end has the connection, or something was lost. (1: the SYN.) */
+		/* The other end has the connection, or a segment was lost. (1: the SYN counts as
+		 * one byte.) */
 		set_writes(ops, false);
 		return;
 	}
-	/* Where other options leave no room the packet goes without. */
+	/* If other options leave no room, the packet does not carry this one. */
 	bpf_reserve_hdr_opt(ops, LENGTH, 0);
 }
 
@@ -188,12 +194,14 @@ int announce(struct bpf_sock_ops *ops)
 		bpf_store_hdr_opt(ops, &option, sizeof(option), 0);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		/* (A connection within this host has not asked.) */
+		/* (A connection within this host has not written the option, so it does not
+		 * ask.) */
 		if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG && !established(ops, OPENED))
 			set_writes(ops, false);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		/* It has the listener's flags. Of a fast open the SYN-ACK is still to come, and is its own. */
+		/* The connection has inherited the listener's flags. With fast open the SYN-ACK
+		 * is still to be sent, so the flag stays set. */
 		if (is_loopback(ops) || !established(ops, ACCEPTED) || !(ops->skb_tcp_flags & SYN))
 			set_writes(ops, false);
 		break;

@@ -1,4 +1,4 @@
-//! Which hosts have Fastsocket, too, by a TCP option; see `announce.bpf.c`.
+//! Finds out by a TCP option which other hosts have Fastsocket; see `announce.bpf.c`.
 
 use crate::counters::sum;
 use crate::{load, probe, skel, Error, Result};
@@ -9,20 +9,20 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Numbers of hosts are 1 to this.
+/// Host numbers are 1 to this.
 pub const LAST: u32 = (1 << 24) - 1;
 
 /// The order of `enum reason` in `announce.bpf.c`.
 const REASONS: [&str; 3] = ["opened", "accepted", "without"];
 
-/// The program; connections carry the option until this is dropped.
+/// The loaded program. New connections carry the option until this value is dropped.
 pub struct Announcer {
-    // Before the skeleton: detached while the program still exists.
+    // Dropped before the skeleton, so that the program is detached while it still exists.
     _link: Link,
     skel: skel::announce::AnnounceSkel<'static>,
 }
 
-/// What it notes, by the maps' descriptors. It takes no privilege to use them.
+/// Descriptors of the maps that the program writes. Using them takes no privilege.
 #[derive(Debug)]
 pub struct Parts {
     pub sockets: OwnedFd,
@@ -30,15 +30,16 @@ pub struct Parts {
     pub reasons: OwnedFd,
 }
 
-/// Reads what an [`Announcer`] notes, perhaps another process's.
+/// Reads the maps of an [`Announcer`], which may belong to another process.
 pub struct Hosts(Parts);
 
 impl Announcer {
-    /// Loads, and attaches to a cgroup: what is below it announces this host, with this number.
+    /// Loads the program and attaches it to a cgroup: processes in this cgroup announce this host
+    /// by `number`.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason where it cannot be had; [`Error::Busy`] where somebody else's program keeps
-    /// others out of the cgroup.
+    /// [`Error::Missing`] with the reason if this kernel or process cannot do it; [`Error::Busy`]
+    /// if another owner's program in the cgroup allows no other program.
     pub fn start(cgroup: &Path, number: u32) -> Result<Announcer> {
         probe::permitted()?;
         let directory = File::open(cgroup).map_err(|e| Error::file(cgroup, e))?;
@@ -59,14 +60,15 @@ impl Announcer {
         Ok(Announcer { _link: link, skel })
     }
 
-    /// For tests: attached as a program that lets no other beside it, until the cgroup goes.
+    /// For tests: attaches the program so that it allows no other one beside it, until the cgroup
+    /// is removed.
     ///
     /// # Errors
-    /// Of the call.
+    /// Those of the system calls.
     pub fn attach_alone(&self, cgroup: &Path) -> Result<()> {
         let directory = File::open(cgroup).map_err(|e| Error::file(cgroup, e))?;
         let program = self.skel.progs.announce.as_fd().as_raw_fd();
-        // SAFETY: plain numbers.
+        // SAFETY: the call takes only numbers.
         let rc = unsafe { libbpf::bpf_prog_attach(program, directory.as_raw_fd(), libbpf::BPF_CGROUP_SOCK_OPS, 0) };
         match rc {
             0 => Ok(()),
@@ -75,7 +77,7 @@ impl Announcer {
     }
 
     /// # Errors
-    /// Out of descriptors.
+    /// No descriptor is left.
     pub fn parts(&self) -> Result<Parts> {
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|e| Error::map("announce", e.into()));
         let maps = &self.skel.maps;
@@ -92,8 +94,9 @@ impl Hosts {
         Hosts(parts)
     }
 
-    /// Number of the host at the other end of a connection, as it has said in the handshake. `None`: it has said
-    /// nothing. A hint: anybody can say it, also a process of this host.
+    /// Number of the host at the other end of a connection, as that host has announced it in the
+    /// handshake. `None`: it has announced nothing. This is only a hint, because any process can
+    /// announce any number, even one of this host.
     pub fn behind(&self, socket: BorrowedFd<'_>) -> Option<u32> {
         let (fd, mut number) = (socket.as_raw_fd(), 0u32);
         let (key, value) = ((&raw const fd).cast(), (&raw mut number).cast());
@@ -102,12 +105,13 @@ impl Hosts {
         (found == 0).then_some(number)
     }
 
-    /// Addresses of such hosts with their numbers, as the last connection with each has shown it.
+    /// Addresses of hosts with Fastsocket, and their numbers, as the last connection with each of
+    /// them has shown.
     pub fn known(&self) -> Vec<(IpAddr, u32)> {
         let map = self.0.hosts.as_raw_fd();
         let mut known = Vec::new();
         let mut last: Option<[u8; 16]> = None;
-        // Others come and go meanwhile: an end in any case.
+        // Hosts may be added and removed meanwhile, so the loop has a limit.
         for _ in 0..4096 {
             let (mut next, mut number) = ([0u8; 16], 0u32);
             let from = last.as_ref().map_or(std::ptr::null(), |key| key.as_ptr().cast());
@@ -126,8 +130,8 @@ impl Hosts {
         known
     }
 
-    /// Connections to and from other addresses than loopback: `opened` to a host that has said so, `accepted` from one,
-    /// or `without`.
+    /// Number of connections with addresses other than loopback: `opened` to a host that has
+    /// announced itself, `accepted` from one, or `without` an announcement.
     pub fn counts(&self) -> [(&'static str, u64); 3] {
         let mut key = 0;
         REASONS.map(|name| {

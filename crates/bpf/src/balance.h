@@ -1,5 +1,5 @@
-/* The balance of a listener group; `crates/abi/src/balance.rs` says what each
- * field is, and asserts the layout that is repeated here. */
+/* The balance of a listener group. `crates/abi/src/balance.rs` describes each field, and asserts
+ * the layout that is repeated here. */
 #ifndef FSOCKET_BALANCE_H
 #define FSOCKET_BALANCE_H
 
@@ -42,8 +42,8 @@ struct {
 	__type(value, struct balance);
 } balances SEC(".maps");
 
-/* Wakes the monitor: a queue has become busy, or the first connection after a
- * quiet time. What is in a record does not matter. */
+/* Wakes the monitor if a queue has become busy, or at the first connection after a quiet time.
+ * The contents of a record do not matter. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -56,8 +56,8 @@ static __always_inline void ring_waker(void)
 	bpf_ringbuf_output(&waker, &nothing, sizeof(nothing), BPF_RB_FORCE_WAKEUP);
 }
 
-/* A connection went to a socket that the kernel has chosen among those of the program's own:
- * the monitor looks who waits, if it did not. */
+/* The kernel has chosen among the program's own sockets. If the monitor does not watch at the
+ * moment, this wakes the monitor, which then looks at the workers. */
 static __always_inline void stirred(void)
 {
 	__u32 zero = 0;
@@ -67,8 +67,8 @@ static __always_inline void stirred(void)
 		ring_waker();
 }
 
-/* A connection was directed to the queue at this place (Affinity-Accept, 3.3.1:
- * the average moves with each addition, alpha = 1 / (2 * limit)). */
+/* A connection was directed to the queue at this place. (Affinity-Accept, 3.3.1: the average
+ * moves with each addition, alpha = 1 / (2 * limit).) */
 static __always_inline void added(__u32 place)
 {
 	__u32 zero = 0, index = place - 1, limit, average, now;
@@ -83,7 +83,7 @@ static __always_inline void added(__u32 place)
 		return;
 	q = &b->queue[index];
 	n = __sync_fetch_and_add(&q->added, 1) + 1 - q->taken - q->drift;
-	/* Negative: handshakes that were counted as lost have ended after all. */
+	/* Negative if handshakes that were counted as lost have completed after all. */
 	if ((__s64)n < 0)
 		n = 0;
 	if (n > 0x7fff)
@@ -102,8 +102,8 @@ static __always_inline void added(__u32 place)
 	} else if ((b->busy & bit) && average < b->low) {
 		__sync_fetch_and_and(&b->busy, ~bit);
 	}
-	/* Pairs with the monitor's: idle, then the counts once more. The addition
-	 * above is a full barrier. */
+	/* The monitor does the reverse: it sets idle, and then reads the counts once more. The
+	 * addition above is a full barrier. */
 	if (b->idle && __sync_val_compare_and_swap(&b->idle, 1, 0) == 1)
 		ring_waker();
 }

@@ -1,5 +1,5 @@
-//! Pins: what outlives the process that loaded it lies below [`ROOT`], one
-//! folder a concern, and is removed folder by folder.
+//! Pins of BPF objects that must outlive their loader's process. They are in folders below
+//! [`ROOT`], one for each concern, and a folder is removed as a whole.
 
 use crate::probe::Missing;
 use crate::{Error, Result};
@@ -14,20 +14,20 @@ use std::{fs, mem};
 
 /// Where the BPF file system is, by convention.
 pub const MOUNT: &str = "/sys/fs/bpf";
-/// Name of [`ROOT`] there.
+/// Name of the folder [`ROOT`] in that file system.
 const NAME: &str = "fastsocket";
-/// Where our pins are.
+/// The folder for the pins of Fastsocket.
 pub const ROOT: &str = "/sys/fs/bpf/fastsocket";
 
 /// From linux/magic.h.
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
-/// The folder of a concern below [`ROOT`], mode 0700; the file system is mounted
-/// and the folder made if need be.
+/// The folder of a concern below [`ROOT`], with mode 0700. If necessary, this mounts the file
+/// system and makes the folder.
 ///
 /// # Errors
-/// [`Missing::Bpffs`] where it cannot be mounted; [`Error::NotOurs`]: somebody else has made the folder, or could replace
-/// it; [`Error::File`].
+/// [`Missing::Bpffs`] if it cannot be mounted; [`Error::NotOurs`] if another user has made the
+/// folder or could replace it; [`Error::File`].
 pub fn folder(concern: &str) -> Result<PathBuf> {
     mount()?;
     folder_in(Path::new(MOUNT), concern)
@@ -40,7 +40,8 @@ fn folder_in(mount: &Path, concern: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The folder of all concerns. Nobody else can replace it, or has anything in it: what is below it can be named by paths.
+/// Opens the folder of all concerns. Only root can replace it or write to it, so paths below it
+/// can be trusted.
 fn root(mount: &Path, make: bool) -> Result<(PathBuf, OwnedFd)> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(mount, flags, Mode::empty()).map_err(|e| Error::file(mount, e))?;
@@ -54,8 +55,8 @@ fn root(mount: &Path, make: bool) -> Result<(PathBuf, OwnedFd)> {
     Ok((path, root))
 }
 
-/// Opens a folder that this user has made, and makes it if need be. `path`: how it is called; its last part is looked up
-/// in `parent`, and is not followed if it is a link.
+/// Opens a folder that this user has made. `make`: makes it if it does not exist. `path`: its
+/// path for messages; the last part is looked up in `parent`, and a link is not followed.
 fn own(parent: BorrowedFd<'_>, path: &Path, make: bool) -> Result<OwnedFd> {
     let name = path.file_name().ok_or_else(|| not_ours(path, "it has no name"))?;
     if make {
@@ -85,11 +86,11 @@ fn not_ours(path: &Path, why: &str) -> Error {
     Error::NotOurs { path: path.to_owned(), why: why.to_owned() }
 }
 
-/// Removes a concern's folder with all its pins; nothing there is no error.
-/// Removes [`ROOT`] too once it is empty. Never unmounts: others may use it.
+/// Removes a concern's folder with all its pins. It is no error if there is none. Removes
+/// [`ROOT`] as well once it is empty. Never unmounts the file system, because others may use it.
 ///
 /// # Errors
-/// [`Error::NotOurs`]; [`Error::File`]: something could not be removed; the rest is.
+/// [`Error::NotOurs`]; [`Error::File`]: something could not be removed, but everything else was.
 pub fn remove(concern: &str) -> Result<()> {
     remove_in(Path::new(MOUNT), concern)
 }
@@ -114,12 +115,12 @@ fn remove_in(mount: &Path, concern: &str) -> Result<()> {
         return Err(error);
     }
     fs::remove_dir(&folder).map_err(|e| Error::file(&folder, e))?;
-    // Not empty: another concern's.
+    // (This fails while another concern has a folder there.)
     let _ = fs::remove_dir(root);
     Ok(())
 }
 
-/// Mounts bpffs at [`MOUNT`] unless it is there.
+/// Mounts bpffs at [`MOUNT`], unless it is mounted already.
 fn mount() -> Result<()> {
     if is_bpffs(MOUNT) {
         return Ok(());
@@ -127,7 +128,7 @@ fn mount() -> Result<()> {
     let failed = |e: io::Error| Error::Missing(Missing::Bpffs(MOUNT.to_owned(), e.to_string()));
     let place = CString::new(MOUNT).expect("no NUL in it");
     let bpf = c"bpf".as_ptr();
-    // SAFETY: C strings throughout.
+    // SAFETY: all pointers are C strings that live during the call.
     let result = unsafe { libc::mount(bpf, place.as_ptr(), bpf, 0, c"mode=0700".as_ptr().cast()) };
     if result == 0 {
         Ok(())
@@ -138,9 +139,9 @@ fn mount() -> Result<()> {
 
 fn is_bpffs(path: &str) -> bool {
     let Ok(path) = CString::new(Path::new(path).as_os_str().as_bytes()) else { return false };
-    // SAFETY: statfs is plain data.
+    // SAFETY: statfs is plain data, for which zero is valid.
     let mut s: libc::statfs = unsafe { mem::zeroed() };
-    // SAFETY: a C string and room for the answer.
+    // SAFETY: `path` is a C string, and `s` has room for the answer.
     let result = unsafe { libc::statfs(path.as_ptr(), &mut s) };
     result == 0 && s.f_type as i64 == BPF_FS_MAGIC
 }
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{chown, symlink, MetadataExt, PermissionsExt};
 
-    /// A directory as bpffs is where anybody may write to it.
+    /// A directory like a bpffs to which any user may write.
     fn anybodys() -> Option<(PathBuf, PathBuf)> {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: not root");
@@ -165,7 +166,7 @@ mod tests {
         Some((mount, theirs))
     }
 
-    /// Both refuse, and what the link leads to is as it was.
+    /// Both functions refuse, and the target of the link stays unchanged.
     fn is_refused(mount: &Path, theirs: &Path) {
         for result in [folder_in(mount, "zone").map(drop), remove_in(mount, "zone")] {
             assert!(matches!(result, Err(Error::NotOurs { .. })), "{result:?}");

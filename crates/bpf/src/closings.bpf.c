@@ -1,13 +1,13 @@
-/* How many sockets have stopped to listen, or have begun to, by port, in all network
- * namespaces together. Who keeps the number that he has read before he was told
- * that a listener is there knows by one look whether that may have changed,
- * however it was closed, and also where another one has come that is nearer.
+/* Counts for each port how often a socket has begun or stopped to listen, in all network
+ * namespaces together. A client reads the count before the monitor tells it about a listener. If
+ * the count is still the same later, the answer is still right. This covers every way of closing
+ * a listener, and a nearer listener that came.
  *
- * The tracepoint runs before `close` (or `shutdown`, or the end of the process)
- * returns, and while the socket still has a port that it was bound to: who binds
- * that next does so after the count. (A port of the kernel's choice is given back
- * some instructions before; and one that begins is found by others some instructions
- * after the count.)
+ * The tracepoint runs before `close` (or `shutdown`, or the end of the process) returns, while
+ * the socket still has its port. So a program that binds the port next does so after the count.
+ * There are two small gaps: The kernel gives back a port that it has chosen itself some
+ * instructions before the count. And others can find a socket that begins to listen some
+ * instructions after the count only.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
@@ -19,7 +19,7 @@ char LICENSE[] SEC("license") = "GPL";
 
 #define PORTS 65536
 
-/* One value, which clients map to read. */
+/* One value, which clients map for reading. */
 struct counts {
 	__u32 of[PORTS];
 };

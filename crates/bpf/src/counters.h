@@ -1,5 +1,5 @@
-/* Counters of a program: one per-CPU array, one key a reason. The order is the
- * one of an enum in the same file; its Rust side repeats it by name. */
+/* Counters of a program: one per-CPU array with one key for each reason. The keys are those of
+ * an enum in the same file; the Rust side repeats it as a list of names. */
 #ifndef FSOCKET_COUNTERS_H
 #define FSOCKET_COUNTERS_H
 
@@ -11,8 +11,8 @@
 		__type(value, __u64);                                                                        \
 	} map SEC(".maps")
 
-/* Programs in process context can be preempted between lookup and addition,
- * hence the atomic; on the own CPU's line it costs little. */
+/* Atomic, because a program in process context can be preempted between lookup and addition.
+ * This costs little, because the cache line belongs to this CPU. */
 #define COUNT(map, reason)                                                                                   \
 	do {                                                                                                 \
 		__u32 key_ = (reason);                                                                       \

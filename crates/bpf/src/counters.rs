@@ -1,20 +1,20 @@
-//! Reading the per-CPU counters of a program (`counters.h`).
+//! Reads the per-CPU counters of a BPF program (`counters.h`).
 
 use crate::{Error, Result};
 use libbpf_rs::{libbpf_sys as libbpf, MapCore, MapFlags};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// One counter, by CPU.
+/// One counter, for each CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// What is counted; the name of the reason in the BPF program, in lower case.
+    /// The event; its name is that of the reason in the BPF program, in lower case.
     pub name: &'static str,
-    /// By CPU number; CPUs that were never there count 0.
+    /// Values by CPU number. A CPU that never existed has 0.
     pub by_cpu: Vec<u64>,
 }
 
 impl Count {
-    /// Over all CPUs.
+    /// The sum over all CPUs.
     pub fn total(&self) -> u64 {
         self.by_cpu.iter().sum()
     }
@@ -32,9 +32,11 @@ pub(crate) fn read(map: &impl MapCore, names: &[&'static str]) -> Result<Vec<Cou
     Ok(counts)
 }
 
-/// One counter over all CPUs, of a map that may be another process's; 0 if it cannot be read.
+/// The sum of one counter over all CPUs, in a map that may belong to another process. 0 if it
+/// cannot be read.
 pub(crate) fn sum(map: BorrowedFd<'_>, key: u32) -> u64 {
-    /// CPUs that a kernel may have (NR_CPUS at most): it writes a number for each of its own.
+    /// Maximum number of CPUs of a kernel (NR_CPUS): the kernel writes a value for each of its
+    /// own.
     const CPUS: usize = 8192;
     let mut by_cpu = vec![0u64; CPUS];
     let (key, value) = ((&raw const key).cast(), by_cpu.as_mut_ptr().cast());

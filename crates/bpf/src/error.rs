@@ -1,4 +1,4 @@
-//! What can go wrong between us and the kernel's BPF.
+//! Errors of this crate and of the kernel's BPF.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::path::PathBuf;
 /// A failure, with the object or place that it concerns.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel lacks something, or we lack a privilege.
+    /// The kernel lacks something, or this process lacks a privilege.
     #[error("{0}")]
     Missing(#[from] crate::probe::Missing),
-    /// The kernel's verifier or loader said no.
+    /// The kernel's verifier or loader refused the program.
     #[error("{object}: the kernel refused to load it: {source}{}", tail(.log))]
     Load {
         /// Name of the BPF object.
@@ -18,7 +18,7 @@ pub enum Error {
         /// Last lines of the verifier's log, if there is one.
         log: String,
     },
-    /// Attaching a program that did load failed.
+    /// A program was loaded, but could not be attached.
     #[error("{object}: cannot attach: {source}")]
     Attach {
         /// Name of the BPF object or program.
@@ -32,28 +32,28 @@ pub enum Error {
         map: String,
         source: libbpf_rs::Error,
     },
-    /// No such device in this network namespace.
+    /// The network namespace has no such device.
     #[error("no device {0} in this network namespace")]
     Device(String),
-    /// Somebody else's program is attached there.
-    #[error("another {what} program is attached already; ours does not replace it ({source})")]
+    /// A program of another owner is attached to the device or cgroup.
+    #[error("another {what} program is attached already and is not replaced ({source})")]
     Busy { what: &'static str, source: io::Error },
-    /// The device takes it in no mode.
+    /// The device accepts the program in no mode.
     #[error("the device takes no program: {0}")]
     Refused(String),
-    /// A policy that others can change.
+    /// The file of a policy can be changed by other users.
     #[error("{file}: of user {uid}, mode {mode:o}; a policy must be a file that only root can write (chown root, chmod go-w)")]
     Untrusted { file: String, uid: u32, mode: u32 },
-    /// A folder for pins that others can change, or have made.
+    /// The folder for pins was made by another user, or others can change it.
     #[error("{}: {why}; nothing is pinned there", path.display())]
     NotOurs { path: PathBuf, why: String },
-    /// A policy that is none.
+    /// The file is not a policy.
     #[error("{0}: has not exactly one program of type XDP (see docs/network.md)")]
     NoPolicy(String),
-    /// A policy made for another version.
+    /// The policy was made for another version of the interface.
     #[error("{object}: made for version {found} of steer_policy.h, this is {wanted}")]
     PolicyAbi { object: String, found: u32, wanted: u32 },
-    /// Something with a file: bpffs, a pin, /proc.
+    /// An operation on a file failed: bpffs, a pin, /proc.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
 }

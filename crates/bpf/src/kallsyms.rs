@@ -1,11 +1,12 @@
-//! The kernel's symbols.
+//! The symbols of the running kernel.
 
 use crate::{Error, Result};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 const FILE: &str = "/proc/kallsyms";
-/// A variable is looked for this far below an address; there are no sizes.
+/// A variable must begin at most this far below an address, because the kernel does not list
+/// sizes.
 const VARIABLE: u64 = 4096;
 
 pub(crate) struct Symbols {
@@ -16,7 +17,7 @@ pub(crate) struct Symbols {
 
 impl Symbols {
     /// # Errors
-    /// [`Error::File`], also where addresses are hidden (kptr_restrict).
+    /// [`Error::File`], also if the kernel hides addresses (kptr_restrict).
     pub fn read() -> Result<Symbols> {
         let file = File::open(FILE).map_err(|e| Error::file(FILE, e))?;
         let mut symbols = Symbols { functions: Vec::new(), variables: Vec::new() };
@@ -31,7 +32,7 @@ impl Symbols {
         Ok(symbols)
     }
 
-    /// "ffffffff81000000 T _stext", "ffffffffc0000000 t name\t[module]".
+    /// Adds a line such as "ffffffff81000000 T _stext" or "ffffffffc0000000 t name\t[module]".
     fn add(&mut self, line: &str) {
         let mut fields = line.split_whitespace();
         let (Some(address), Some(kind), Some(name)) = (fields.next(), fields.next(), fields.next()) else { return };
@@ -43,14 +44,14 @@ impl Symbols {
         }
     }
 
-    /// The function around an address; compiler's suffixes removed.
+    /// The function that contains an address, without suffixes that the compiler has added.
     pub fn function(&self, address: u64) -> Option<&str> {
         let (_, name) = below(&self.functions, address)?;
         let name = name.strip_prefix("__pfx_").unwrap_or(name);
         Some(name.split_once('.').map_or(name, |(name, _)| name))
     }
 
-    /// The variable around an address, if it is one at all.
+    /// The variable that contains an address, if there is one near enough.
     pub fn variable(&self, address: u64) -> Option<&str> {
         let (start, name) = below(&self.variables, address)?;
         (address - start < VARIABLE).then_some(name.as_str())

@@ -1,10 +1,9 @@
-//! BPF programs and their loaders, one concern a file: `thing.bpf.c` runs in the
-//! kernel, `thing.rs` loads it, fills its maps and reads its counters.
+//! BPF programs and their loaders, one concern in each pair of files: `thing.bpf.c` runs in the
+//! kernel, and `thing.rs` loads it, fills its maps and reads its counters.
 //!
-//! Every loader asks [`probe`] first, so that a kernel or a container that lacks
-//! something yields a reason and not an errno. Programs that must outlive the
-//! process that loads them are pinned below [`bpffs::ROOT`]; all others are gone
-//! with the value that holds them.
+//! Every loader calls [`probe`] first. So if a kernel or a container lacks something, the error
+//! is a reason and not an errno. Programs that must outlive their loader's process are pinned
+//! below [`bpffs::ROOT`]. All others end when the value that holds them is dropped.
 
 pub mod announce;
 pub mod bpffs;
@@ -12,6 +11,7 @@ pub mod closings;
 mod counters;
 mod error;
 mod kallsyms;
+pub mod links;
 mod load;
 pub mod locality;
 mod locknames;

@@ -1,14 +1,15 @@
-//! Loading, with what the kernel's verifier had to say about it.
+//! Loads BPF objects, and keeps what the kernel's verifier prints about them.
 //!
-//! libbpf prints the verifier's log through a process-wide callback; here it is
-//! caught while an object loads, and its end becomes part of the error.
+//! libbpf prints the verifier's log through a callback of the whole process. This module catches
+//! the log while an object loads, and adds the end of it to the error.
 
 use crate::{Error, Result};
 use libbpf_rs::{OpenObject, PrintLevel};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Loads are taken in turn, so that a log belongs to its object.
+/// Held during a load, so that objects load one after the other and each log belongs to one
+/// object.
 static TURN: Mutex<()> = Mutex::new(());
 static LOG: Mutex<String> = Mutex::new(String::new());
 
@@ -23,19 +24,19 @@ fn catch(_level: PrintLevel, text: String) {
     lock(&LOG).push_str(&text);
 }
 
-/// Where a skeleton keeps its object. A skeleton borrows it for life, so it is
-/// never freed: one word a load.
+/// Memory in which a skeleton keeps its object. The skeleton borrows it for its whole life, so it
+/// is never freed: one word for each load.
 pub(crate) fn storage() -> &'static mut MaybeUninit<OpenObject> {
     Box::leak(Box::new(MaybeUninit::uninit()))
 }
 
-/// Nothing that libbpf says goes to standard error: what matters comes as an
+/// Stops libbpf from printing to standard error, because every failure is returned as an
 /// [`Error`]. Lasts until the program ends.
 pub fn quiet() {
     libbpf_rs::set_print(None);
 }
 
-/// Runs `load` for the object `name`; a failure carries the end of the log.
+/// Runs `load` for the object `name`. An error contains the end of the verifier's log.
 pub(crate) fn logged<T>(name: &str, load: impl FnOnce() -> libbpf_rs::Result<T>) -> Result<T> {
     let _turn = lock(&TURN);
     lock(&LOG).clear();

@@ -1,13 +1,13 @@
-/* Locality: is a packet handled by the CPU on which the application runs?
+/* Locality: does the CPU on which the application runs also handle the packet?
  *
- * handled on: the CPU that runs the ingress filter of the packet's socket, that
- * is tcp_v4_rcv() in softirq, after RPS and cpumap, before the backlog.
- * application on: the CPU that last read, wrote or connected this socket. Packets that
- * come before the application touched an accepted connection wait in the
- * socket's record and are judged when it does.
+ * The handling CPU is the one that runs the ingress filter of the packet's socket. (That is in
+ * tcp_v4_rcv(), in softirq, after RPS and cpumap, and before the backlog.) The application's CPU
+ * is the one that last read, wrote or connected this socket. If packets come before the
+ * application has touched an accepted connection, they are noted in the socket's record, and
+ * judged when the application touches it.
  *
- * Only packets of established sockets: what arrives before (SYN, SYN-ACK, the
- * handshake's last ACK) or after (TIME_WAIT) has no application.
+ * Only packets of established sockets count. Packets before (SYN, SYN-ACK, the last ACK of the
+ * handshake) or after (TIME_WAIT) belong to no application.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -22,7 +22,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define WAITING 4
 
 enum kind {
-	/* Established before we looked: nobody can tell. */
+	/* Established before the measurement began, so the kind is unknown. */
 	KIND_OLDER,
 	KIND_PASSIVE,
 	KIND_ACTIVE,
@@ -33,7 +33,7 @@ struct conn {
 	__u32 tgid;
 	__u32 app;
 	__u32 kind;
-	/* Packets before the first touch, by handling CPU (1 + CPU). */
+	/* Number of packets before the first touch, by the CPU that handled them (1 + CPU). */
 	struct {
 		__u32 cpu;
 		__u32 packets;
@@ -66,7 +66,8 @@ struct {
 	__type(value, __u64);
 } cells SEC(".maps");
 
-/* Names by tgid; kept here because short-lived processes are gone when asked. */
+/* Names of processes by tgid. They are stored here, because a short-lived process is gone when
+ * the reader asks. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -75,9 +76,9 @@ struct {
 } owners SEC(".maps");
 
 enum reason {
-	/* Packets on sockets that no application has touched (yet). */
+	/* Packets on sockets that no application had touched when they came. */
 	WAITING_PACKETS,
-	/* ... of them, judged later. */
+	/* ... those of them that were judged later. */
 	JUDGED,
 	/* More than WAITING CPUs handled packets of one untouched connection. */
 	TOO_MANY_CPUS,
@@ -125,7 +126,7 @@ static __always_inline void wait_for_application(struct conn *conn, __u32 cpu)
 	COUNT(reasons, TOO_MANY_CPUS);
 }
 
-/* The application, in its own context, uses the socket. */
+/* The application uses the socket. Called in the application's own context. */
 static __always_inline void touched(struct sock *sk)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
@@ -231,7 +232,7 @@ int BPF_PROG(reads, struct sock *sk)
 	return 0;
 }
 
-/* Since 6.3; not loaded where it is missing. */
+/* This tracepoint exists since Linux 6.3; without it the program is not loaded. */
 SEC("tp_btf/sock_send_length")
 int BPF_PROG(writes, struct sock *sk, int result, int flags)
 {

@@ -1,7 +1,7 @@
-//! Locality: the share of packets that the kernel handles on the CPU where the
-//! application runs, by process, for passive and active connections.
+//! Locality: the share of packets that the kernel handles on the CPU where the application runs,
+//! for each process, and for passive and active connections.
 //!
-//! What exactly is compared stands at the top of `locality.bpf.c`.
+//! The beginning of `locality.bpf.c` says exactly what is compared.
 
 use crate::counters::{self, Count};
 use crate::{load, probe, skel, Error, Result};
@@ -14,10 +14,10 @@ use std::os::fd::AsRawFd;
 /// The order of `enum reason` in `locality.bpf.c`.
 const REASONS: &[&str] = &["waiting_packets", "judged", "too_many_cpus", "no_record", "no_cell"];
 
-/// How a connection came about.
+/// Which side has opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Established before the measurement began.
+    /// Unknown: the connection was established before the measurement began.
     Older,
     /// Accepted.
     Passive,
@@ -25,7 +25,7 @@ pub enum Kind {
     Active,
 }
 
-/// Packets of one process, kind of connection and pair of CPUs.
+/// Number of packets for one process, one kind of connection, and one pair of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     pub tgid: u32,
@@ -40,25 +40,25 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Was this on the application's CPU?
+    /// Did the kernel handle these packets on the application's CPU?
     pub fn is_local(&self) -> bool {
         u32::from(self.handled) == self.app
     }
 }
 
-/// A running measurement of every TCP connection of the machine; dropping it
-/// ends it.
+/// A running measurement of all TCP connections of the machine. It ends when this value is
+/// dropped.
 pub struct Locality {
-    // Before the skeleton: detached while the programs still exist.
+    // Dropped before the skeleton, so that the programs are detached while they still exist.
     _links: Vec<Link>,
     skel: skel::locality::LocalitySkel<'static>,
 }
 
 impl Locality {
-    /// Loads and attaches.
+    /// Loads and attaches the programs.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason where it cannot be had.
+    /// [`Error::Missing`] with the reason if this kernel or process cannot do it.
     pub fn start() -> Result<Locality> {
         probe::permitted()?;
         for needed in ["inet_sock_set_state", "tcp_rcv_space_adjust"] {
@@ -75,7 +75,7 @@ impl Locality {
         })?;
         let mut links = Vec::new();
         let attach = |e| Error::attach("locality", e);
-        // State changes first: a connection whose kind is not known is of no use.
+        // State changes come first, because a connection whose kind is unknown is of no use.
         links.push(skel.progs.state.attach().map_err(attach)?);
         links.push(skel.progs.reads.attach().map_err(attach)?);
         if skel.progs.writes.autoload() {
@@ -85,7 +85,7 @@ impl Locality {
         Ok(Locality { _links: links, skel })
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -116,7 +116,7 @@ impl Locality {
         Ok(found)
     }
 
-    /// What could not be attributed, by reason.
+    /// Number of packets that belong to no cell, by reason.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -133,7 +133,7 @@ impl Locality {
     }
 }
 
-/// `struct cell`.
+/// The key of a cell; `struct cell` in `locality.bpf.c`.
 struct Key {
     tgid: u32,
     kind: Kind,

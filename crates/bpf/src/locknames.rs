@@ -1,8 +1,8 @@
-//! Names of locks by the functions that take them. Most locks lie in allocated
-//! memory and have no symbol; the names are the paper's (table 1) where it has
-//! one, else the kernel's own.
+//! Names of locks, found by the functions that take them. Most locks are in allocated memory and
+//! have no symbol. The names are those of the Fastsocket paper (table 1) if it has one, else the
+//! kernel's own.
 
-/// Functions between the lock and who wants it.
+/// Functions of the locking code itself, between the lock and its user.
 const MACHINERY: &[&str] = &[
     "native_queued_spin_lock_slowpath",
     "__pv_queued_spin_lock_slowpath",
@@ -57,7 +57,7 @@ const MACHINERY_PREFIX: &[&str] = &[
     "__x86_indirect_",
 ];
 
-/// The lock that a function of this name takes; class, functions, lock.
+/// Which lock a function with this name takes: class of the lock, functions, name of the lock.
 const LOCKS: &[(&str, &[&str], &str)] = &[
     (
         "spinlock",
@@ -198,15 +198,16 @@ fn is_machinery(function: &str) -> bool {
     MACHINERY.contains(&function) || MACHINERY_PREFIX.iter().any(|prefix| function.starts_with(prefix))
 }
 
-/// Who wanted the lock: the innermost function that is not about locks.
+/// The function that wants the lock: the innermost one that does not itself belong to the locking
+/// code.
 pub(crate) fn caller<'a>(frames: &[&'a str]) -> Option<&'a str> {
     frames.iter().find(|f| !is_machinery(f)).copied()
 }
 
-/// The name of the lock, by the innermost functions that want it. Inlining makes
-/// the one that takes it disappear, so its caller is looked at too.
+/// The name of the lock, by the innermost functions that want it. Its caller is checked as well,
+/// because the function that takes the lock may have been inlined.
 pub(crate) fn lock(frames: &[&str], class: &str) -> Option<&'static str> {
-    // Sleeping locks guard their list of waiters with a spinlock.
+    // A sleeping lock protects its list of waiters by a spinlock.
     if class == "spinlock" {
         let sleeping =
             [("rwsem", "rwsem.wait_lock"), ("__mutex", "mutex.wait_lock"), ("rt_mutex", "rt_mutex.wait_lock")];

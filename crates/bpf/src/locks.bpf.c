@@ -1,8 +1,7 @@
-/* Contention of the kernel's locks, by who takes them: the live equivalent of
- * the paper's table 1, from the tracepoints around waiting for a lock. A waiter
- * that gets a spinlock within its pending bit is not traced by the kernel, so
- * spinlocks with two contenders show less than there is (not under a
- * hypervisor: there all waiting is traced).
+/* Contention of the kernel's locks, by the functions that take them: the live equivalent of the
+ * paper's table 1. The tracepoints are those around waiting for a lock. The kernel does not
+ * trace a waiter that gets a spinlock by its pending bit. So a spinlock with two contenders
+ * shows less contention than it has. (Under a hypervisor all waits are traced.)
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -13,18 +12,19 @@ char LICENSE[] SEC("license") = "GPL";
 
 #define DEPTH 16
 
-/* One thread can wait for a mutex, be interrupted, and wait for a spinlock. */
+/* A wait is identified by lock and thread: a thread that waits for a mutex can be interrupted,
+ * and then wait for a spinlock. */
 struct waiter {
 	__u64 lock;
 	__u32 tid;
-	/* 1 + CPU of an idle task, which all have thread number 0. */
+	/* 1 + CPU for an idle task, because all idle tasks have thread number 0. */
 	__u32 idle;
 };
 
 struct wait {
 	__u64 since;
 	__s32 stack;
-	/* LCB_F_*: how it waits. */
+	/* LCB_F_*: the kind of wait. */
 	__u32 flags;
 };
 
@@ -51,7 +51,7 @@ struct total {
 	__u64 times;
 	__u64 ns;
 	__u64 longest;
-	/* One of the locks: names a lock that is a variable. */
+	/* One of the locks with this name: its address names a lock that is a variable. */
 	__u64 lock;
 };
 
@@ -67,9 +67,9 @@ enum reason {
 	COUNTED,
 	/* More waiters at once than `waits` holds. */
 	NO_WAIT,
-	/* Began before we looked. */
+	/* The wait began before the measurement. */
 	NO_BEGIN,
-	/* No room for a stack, or it could not be walked. */
+	/* There was no room for the stack, or the kernel could not walk it. */
 	NO_STACK,
 	/* `sites` is full. */
 	NO_SITE,
@@ -92,7 +92,7 @@ int BPF_PROG(begin, void *lock, unsigned int flags)
 	struct waiter who = waiter(lock);
 	struct wait wait = { .flags = flags };
 
-	/* Mutexes say it twice, when they stop spinning. */
+	/* A mutex reports the beginning twice: the second time when the thread stops spinning. */
 	if (bpf_map_lookup_elem(&waits, &who))
 		return 0;
 	wait.stack = bpf_get_stackid(ctx, &stacks, BPF_F_FAST_STACK_CMP);
@@ -137,7 +137,8 @@ int BPF_PROG(end, void *lock, int result)
 	COUNT(reasons, COUNTED);
 	__sync_fetch_and_add(&total->times, 1);
 	__sync_fetch_and_add(&total->ns, ns);
-	/* A race may keep a shorter one; nobody adds these up. */
+	/* A race may keep a shorter wait; that does not matter, because these values are not
+	 * added up. */
 	if (ns > total->longest)
 		total->longest = ns;
 	return 0;

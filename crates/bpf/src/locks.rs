@@ -1,4 +1,5 @@
-//! Contention of the kernel's locks: who waited how often and how long.
+//! Contention of the kernel's locks: which functions waited for which lock, how often and how
+//! long.
 
 use crate::counters::{self, Count};
 use crate::kallsyms::Symbols;
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 /// The order of `enum reason` in `locks.bpf.c`.
 const REASONS: &[&str] = &["counted", "no_wait", "no_begin", "no_stack", "no_site"];
 
-/// Kinds of waiting, `LCB_F_*` in the kernel's `trace/events/lock.h`.
+/// Flags of a wait: `LCB_F_*` in the kernel's `trace/events/lock.h`.
 const SPIN: u32 = 1;
 const READ: u32 = 2;
 const WRITE: u32 = 4;
@@ -18,45 +19,46 @@ const RT: u32 = 8;
 const PERCPU: u32 = 16;
 const MUTEX: u32 = 32;
 
-/// Waiting for locks of one name, called from one function.
+/// All waits of one function for locks with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contention {
-    /// As people call it (`slock`, `ep.lock`), a variable's name, or empty.
+    /// The lock's usual name (`slock`, `ep.lock`), the name of its variable, or empty.
     pub lock: String,
     /// `spinlock`, `rwlock`, `mutex`, `rwsem`, `percpu-rwsem`, `rt-mutex`.
     pub class: &'static str,
-    /// The function that took it; empty if the stack is not known.
+    /// The function that wanted the lock; empty if the stack is unknown.
     pub caller: String,
     pub times: u64,
-    /// Nanoseconds, altogether and the longest.
+    /// Nanoseconds: the sum of all waits, and the longest wait.
     pub ns: u64,
     pub longest: u64,
 }
 
-/// A running measurement of the whole machine; dropping it ends it.
+/// A running measurement of the whole machine. It ends when this value is dropped.
 pub struct Locks {
-    // Before the skeleton: detached while the programs still exist.
+    // Dropped before the skeleton, so that the programs are detached while they still exist.
     _links: Vec<Link>,
     skel: skel::locks::LocksSkel<'static>,
 }
 
 impl Locks {
-    /// Loads and attaches.
+    /// Loads and attaches the programs.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason where it cannot be had.
+    /// [`Error::Missing`] with the reason if this kernel or process cannot do it.
     pub fn start() -> Result<Locks> {
         probe::permitted()?;
-        // Since 5.19.
+        // The tracepoint exists since Linux 5.19.
         probe::tracepoint("contention_begin")?;
         let skel = load::logged("locks", || skel::locks::LocksSkelBuilder::default().open(load::storage())?.load())?;
         let failed = |e| Error::attach("locks", e);
-        // The end first: else a wait could lack its end for ever.
+        // The program for ends is attached first: otherwise some wait could stay without an end
+        // for ever.
         let links = vec![skel.progs.end.attach().map_err(failed)?, skel.progs.begin.attach().map_err(failed)?];
         Ok(Locks { _links: links, skel })
     }
 
-    /// What was waited for so far, the longest in all first.
+    /// The waits so far. The one with the longest sum comes first.
     ///
     /// # Errors
     /// [`Error::Map`]; [`Error::File`] if the kernel's symbols cannot be read.
@@ -94,7 +96,7 @@ impl Locks {
         Ok(all)
     }
 
-    /// What was counted, and what could not be, by reason.
+    /// Number of waits that were counted, and of those that could not be, by reason.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -102,7 +104,7 @@ impl Locks {
         counters::read(&self.skel.maps.reasons, REASONS)
     }
 
-    /// Return addresses, innermost first.
+    /// The return addresses of a stack, innermost first.
     fn stack(&self, id: i32) -> Result<Vec<u64>> {
         if id < 0 {
             return Ok(Vec::new());
@@ -123,7 +125,7 @@ fn class(flags: u32) -> &'static str {
         f if f & SPIN != 0 && f & (READ | WRITE) != 0 => "rwlock",
         f if f & SPIN != 0 => "spinlock",
         f if f & (READ | WRITE) != 0 => "rwsem",
-        // queued_spin_lock_slowpath() says nothing.
+        // queued_spin_lock_slowpath() sets no flag.
         0 => "spinlock",
         _ => "other",
     }

@@ -1,15 +1,19 @@
-/* Which two sockets are the ends of one connection, whatever lies between them on this host:
- * a bridge, another network namespace, translated addresses. Each end's view is the kernel's own,
- * taken when its handshake ends.
+/* Finds out which two sockets of this host are the ends of one connection, whatever lies between
+ * them: a bridge, another network namespace, translated addresses. The kernel reports each end
+ * when its handshake is complete.
  *
- * Both ends know both initial sequence numbers, and no kind of address translation changes
- * them. That identifies a connection, and is no proof: with CAP_NET_ADMIN in its network namespace a
- * process can choose its number (TCP_REPAIR). So an end counts only if
- *   - it has shaken hands (a socket in repair mode becomes established without a packet),
- *   - its network namespace belongs to the same user namespace as the other end's,
- *   - the active end came first, as the passive one answers to its last packet,
- *   - nobody else has shown the same two numbers: then neither of them counts.
- * The numbers themselves stay in here: user space sees cookies of sockets only.
+ * Both ends know both initial sequence numbers, and address translation does not change these.
+ * The two numbers identify a connection, but do not prove anything: a process with CAP_NET_ADMIN
+ * in its network namespace can choose its number (TCP_REPAIR). So an end counts only under these
+ * conditions:
+ *
+ * - It has done a handshake. (A socket in repair mode becomes established without a packet.)
+ * - Its network namespace belongs to the same user namespace as that of the other end.
+ * - The active end was reported first, because the passive end completes with a packet of the
+ *   active end.
+ * - No other socket has shown the same two numbers. Otherwise neither of the two counts.
+ *
+ * The numbers themselves stay in this program: user space sees only cookies of sockets.
  *
  * own = snd_una - bytes_acked (- 1 at the passive end, which does not count its SYN),
  * peer = rcv_nxt - bytes_received - 1: right at any time, also with fast open and SYN cookies.
@@ -26,13 +30,13 @@ char LICENSE[] SEC("license") = "GPL";
 #define AF_INET 2
 #define AF_INET6 10
 #define IPPROTO_TCP 6
-/* In skc_flags: the peer has closed. */
+/* A bit of skc_flags: the peer has closed. */
 #define SOCK_DONE 1
 
-/* Handshakes whose other end is still to come, and those that are complete: as many as may begin
- * between the two. */
+/* Number of handshakes that are kept, whether the other end was seen or not. An entry must
+ * survive as many new handshakes as can begin between the reports of its two ends. */
 #define HANDSHAKES 32768
-/* Ends of connections that can be asked about; the oldest are forgotten first. */
+/* Number of ends that are kept for questions. The oldest are forgotten first. */
 #define PEERS 131072
 
 /* Initial sequence numbers. */
@@ -42,12 +46,12 @@ struct numbers {
 };
 
 struct handshake {
-	/* Cookies of the sockets; `passive` 0: not there yet. */
+	/* Cookies of the two sockets. `passive` is 0 until the passive end was reported. */
 	__u64 active;
 	__u64 passive;
-	/* The user namespace that owns the network namespace, as an address. */
+	/* Address of the user namespace that owns the network namespace. */
 	__u64 owner;
-	/* Somebody else has shown the same numbers. */
+	/* Another socket has shown the same numbers. */
 	__u32 poisoned;
 	__u32 pad;
 };
@@ -59,7 +63,7 @@ struct {
 	__type(value, struct handshake);
 } handshakes SEC(".maps");
 
-/* Cookie of a socket: cookie of the socket at the other end. */
+/* Cookie of a socket, to the cookie of the socket at the other end. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PEERS);
@@ -67,8 +71,8 @@ struct {
 	__type(value, __u64);
 } peers SEC(".maps");
 
-/* Sockets whose end the monitor wants to hear of. It lies at the socket, and goes with it: a socket that is not
- * watched costs one look at a pointer. */
+/* Sockets whose end must be reported to the monitor. The entry is stored at the socket, and
+ * freed with it. So for a socket that is not watched, the check is one look at a pointer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -76,15 +80,16 @@ struct {
 	__type(value, __u64);
 } watched SEC(".maps");
 
-/* Cookies of watched sockets that the kernel has ended: no answer to keep-alive probes, a reset, `ss -K`.
- * 16 bytes each: as many as there are pairs may end at once, and nobody's end gets lost among those of others. */
+/* Cookies of watched sockets that the kernel has ended: because of unanswered keep-alive probes,
+ * a reset, or `ss -K`. An entry has 16 bytes. There is room for all pairs, because all of them
+ * may end at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, PEERS * 16);
 } ended SEC(".maps");
 
 enum reason {
-	/* Both ends seen. */
+	/* Both ends were reported. */
 	PAIRED,
 	/* A socket in repair mode. */
 	REPAIRED,
@@ -151,7 +156,7 @@ static __always_inline void passive_end(struct numbers *numbers, __u64 cookie, _
 	active = seen->active;
 	bpf_map_update_elem(&peers, &active, &cookie, BPF_ANY);
 	bpf_map_update_elem(&peers, &cookie, &active, BPF_ANY);
-	/* Somebody may have come in between. */
+	/* Another socket with the same numbers may have come in between. */
 	if (seen->poisoned) {
 		bpf_map_delete_elem(&peers, &active);
 		bpf_map_delete_elem(&peers, &cookie);
@@ -198,7 +203,8 @@ static __always_inline void ended_by_the_kernel(struct sock *sk)
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(changes, struct sock *sk, int old, int new)
 {
-	/* Of a socket's ten changes these three matter; a program that closes one leaves by FIN_WAIT1 or CLOSE_WAIT. */
+	/* Only these three changes of a socket's state matter. (A socket that a program closes
+	 * goes to FIN_WAIT1 or CLOSE_WAIT first.) */
 	if (new == TCP_CLOSE) {
 		if (old == TCP_ESTABLISHED && sk->sk_protocol == IPPROTO_TCP)
 			ended_by_the_kernel(sk);
@@ -211,9 +217,10 @@ int BPF_PROG(changes, struct sock *sk, int old, int new)
 	return 0;
 }
 
-/* The kernel does not run a program on a CPU on which it runs already. So `changes` does not see what an interrupt
- * changes while it looks at another change: a handshake then stays unpaired, and its connection in the kernel. An end
- * must not be missed. It is also an error of the socket, which few are told of. */
+/* The kernel does not run a BPF program on a CPU that is running it already. So `changes` misses
+ * a change that an interrupt makes while `changes` handles another one. A missed handshake stays
+ * unpaired, and its connection stays in the kernel. But an end must not be missed. An end is
+ * also an error of the socket, so this rarer tracepoint reports it as well. */
 SEC("tp_btf/inet_sk_error_report")
 int BPF_PROG(errors, struct sock *sk)
 {

@@ -1,4 +1,4 @@
-//! Which two sockets of this host are the ends of one connection; see `pairs.bpf.c`.
+//! Finds out which two sockets of this host are the ends of one connection; see `pairs.bpf.c`.
 
 use crate::counters::sum;
 use crate::{load, probe, skel, Error, Result};
@@ -13,15 +13,15 @@ use std::ptr::NonNull;
 /// The order of `enum reason` in `pairs.bpf.c`.
 const REASONS: [&str; 4] = ["paired", "repaired", "foreign", "duplicate"];
 
-/// The programs; they record until this is dropped.
+/// The loaded programs. They record until this value is dropped.
 pub struct Recorder {
-    // Before the skeleton: detached while the programs still exist.
+    // Dropped before the skeleton, so that the programs are detached while they still exist.
     changes: Option<Link>,
     _errors: Link,
     skel: skel::pairs::PairsSkel<'static>,
 }
 
-/// What it records, by the maps' descriptors. It takes no privilege to use them.
+/// Descriptors of the maps with the records. Using them takes no privilege.
 #[derive(Debug)]
 pub struct Parts {
     pub peers: OwnedFd,
@@ -30,11 +30,12 @@ pub struct Parts {
     pub reasons: OwnedFd,
 }
 
-/// Reads what a [`Recorder`] records, perhaps another process's.
+/// Reads the records of a [`Recorder`], which may belong to another process.
 pub struct Pairs {
     parts: Parts,
     ring: Ring,
-    /// Written by the ring's callback; boxed, since that has its address.
+    /// The cookies that the ring's callback has received. In a box, because the callback has its
+    /// address.
     heard: Box<RefCell<Vec<u64>>>,
 }
 
@@ -43,25 +44,25 @@ struct Ring(NonNull<libbpf::ring_buffer>);
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: made in `Pairs::of`, freed once.
+        // SAFETY: `Pairs::of` has made the ring, and it is freed once.
         unsafe { libbpf::ring_buffer__free(self.0.as_ptr()) };
     }
 }
 
 unsafe extern "C" fn hear(heard: *mut c_void, data: *mut c_void, size: libbpf::size_t) -> libc::c_int {
     if size as usize >= size_of::<u64>() {
-        // SAFETY: `Pairs::of` has given the box, which lives as long as the ring, and nothing borrows
-        // it while the ring is consumed; the record has that many bytes.
+        // SAFETY: `heard` is the box that `Pairs::of` has passed. It lives as long as the ring,
+        // and nothing borrows it while the ring is consumed; the record has at least eight bytes.
         unsafe { (*heard.cast::<RefCell<Vec<u64>>>()).borrow_mut().push(data.cast::<u64>().read_unaligned()) };
     }
     0
 }
 
 impl Recorder {
-    /// Loads and attaches.
+    /// Loads and attaches the programs.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason where it cannot be had.
+    /// [`Error::Missing`] with the reason if this kernel or process cannot do it.
     pub fn start() -> Result<Recorder> {
         probe::permitted()?;
         probe::btf()?;
@@ -72,15 +73,16 @@ impl Recorder {
         Ok(Recorder { changes, _errors: errors, skel })
     }
 
-    /// For tests: from here on as if the program that sees all changes of state had missed each, as it may.
+    /// For tests: from now on the program that sees all changes of state misses them, which can
+    /// happen.
     pub fn miss_changes(&mut self) {
         self.changes = None;
     }
 
-    /// Begins to record, until this process ends.
+    /// Begins to record, and does not stop until this process ends.
     ///
     /// # Errors
-    /// As of [`Recorder::start`].
+    /// Those of [`Recorder::start`].
     pub fn start_for_good() -> Result<Parts> {
         let recorder = Recorder::start()?;
         let parts = recorder.parts();
@@ -89,7 +91,7 @@ impl Recorder {
     }
 
     /// # Errors
-    /// Out of descriptors.
+    /// No descriptor is left.
     pub fn parts(&self) -> Result<Parts> {
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|e| Error::map("pairs", e.into()));
         let maps = &self.skel.maps;
@@ -104,7 +106,7 @@ impl Recorder {
 
 impl Parts {
     /// # Errors
-    /// Out of descriptors.
+    /// No descriptor is left.
     pub fn try_clone(&self) -> std::io::Result<Parts> {
         let Parts { peers, watched, ended, reasons } = self;
         Ok(Parts {
@@ -122,15 +124,17 @@ impl Pairs {
     pub fn of(parts: Parts) -> Result<Pairs> {
         let heard = Box::new(RefCell::new(Vec::new()));
         let context = (&raw const *heard).cast_mut().cast();
-        // SAFETY: the descriptor lives during the call; the context as long as the ring; no options.
+        // SAFETY: the descriptor lives during the call, and the context as long as the ring; no
+        // options are passed.
         let ring = unsafe { libbpf::ring_buffer__new(parts.ended.as_raw_fd(), Some(hear), context, std::ptr::null()) };
         let ring = NonNull::new(ring).map(Ring);
         let ring = ring.ok_or_else(|| Error::map("ended", std::io::Error::last_os_error().into()))?;
         Ok(Pairs { parts, ring, heard })
     }
 
-    /// Cookie of the socket at the other end of the one with this cookie. `None`: that is on another
-    /// host, or the connection is older than the recorder, or not to be trusted.
+    /// Cookie of the socket at the other end, for the socket with this cookie. `None`: the other
+    /// end is on another host, or the connection is older than the recorder, or its record cannot
+    /// be trusted.
     pub fn peer_of(&self, cookie: u64) -> Option<u64> {
         let mut peer = 0u64;
         let (key, value) = ((&raw const cookie).cast(), (&raw mut peer).cast());
@@ -139,15 +143,16 @@ impl Pairs {
         (found == 0).then_some(peer)
     }
 
-    /// Its end by the kernel, and not by a program that closes it, is heard of by [`Pairs::ended`].
+    /// Asks to report the end of this socket in [`Pairs::ended`], if the kernel ends the
+    /// connection and not a close by a program.
     pub fn watch(&self, socket: BorrowedFd<'_>) {
         let (fd, value) = (socket.as_raw_fd(), 0u64);
         let (key, value) = ((&raw const fd).cast(), (&raw const value).cast());
-        // SAFETY: as in `peer_of`; the key of such a map is a descriptor. (If there is no memory it is not heard of.)
+        // SAFETY: key (a descriptor) and value are as large as the map's, and live during the call.
         unsafe { libbpf::bpf_map_update_elem(self.parts.watched.as_raw_fd(), key, value, 0) };
     }
 
-    /// Handshakes by what became of them: `paired`, or why not.
+    /// Number of handshakes by result: `paired`, or the reason why not.
     pub fn counts(&self) -> [(&'static str, u64); 4] {
         let mut key = 0;
         REASONS.map(|name| {
@@ -157,12 +162,12 @@ impl Pairs {
         })
     }
 
-    /// Readable while [`Pairs::ended`] has something to say.
+    /// Readable while [`Pairs::ended`] would return something.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.parts.ended.as_fd()
     }
 
-    /// Cookies of watched sockets that have ended since.
+    /// Cookies of watched sockets that have ended since the last call.
     pub fn ended(&self) -> Vec<u64> {
         // SAFETY: the buffer lives as long as `self`, which is used by one thread.
         unsafe { libbpf::ring_buffer__consume(self.ring.0.as_ptr()) };

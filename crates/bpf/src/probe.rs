@@ -1,40 +1,40 @@
-//! What this kernel and this process can do, asked before it is needed.
+//! Checks the abilities of this kernel and this process, before they are needed.
 
 use libbpf_rs::{libbpf_sys, ErrorKind, MapHandle, MapType};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Why something cannot be had. The text is for the operator.
+/// Why something cannot be done. The text is for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// Neither root nor CAP_BPF (with CAP_NET_ADMIN and CAP_PERFMON).
     #[error("not permitted to load BPF programs: run as root, or grant CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
     Permission,
-    /// No type information of the running kernel.
+    /// The kernel has no information about its own types.
     #[error("this kernel has no BTF (/sys/kernel/btf/vmlinux): it was built without CONFIG_DEBUG_INFO_BTF")]
     Btf,
-    /// A tracepoint that programs attach to by type.
+    /// The kernel lacks a tracepoint to which programs attach by type.
     #[error("this kernel has no tracepoint {0}")]
     Tracepoint(String),
     /// No cgroup v2 hierarchy is mounted.
     #[error("no cgroup v2 hierarchy is mounted (looked in /proc/self/mountinfo)")]
     Cgroup2,
-    /// The bpf system call itself.
+    /// The kernel lacks the bpf system call.
     #[error("this kernel has no bpf system call")]
     Syscall,
-    /// bpffs is not there and cannot be mounted.
+    /// bpffs is not mounted, and cannot be mounted.
     #[error("no bpf file system at {0}, and mounting one failed: {1}")]
     Bpffs(String, String),
 }
 
-/// May this process load programs at all?
+/// May this process load BPF programs?
 ///
 /// # Errors
 /// [`Missing::Permission`], [`Missing::Syscall`].
 pub fn permitted() -> Result<(), Missing> {
-    // A kind of map that always needs CAP_BPF, whatever unprivileged_bpf_disabled
-    // says: the same check as for our programs, without loading one.
+    // Tries to make a kind of map that always needs CAP_BPF, whatever unprivileged_bpf_disabled
+    // says. The kernel makes the same check for our programs, but this way none is loaded.
     let opts = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as u64,
         map_flags: libbpf_sys::BPF_F_NO_PREALLOC,
@@ -43,12 +43,12 @@ pub fn permitted() -> Result<(), Missing> {
     match MapHandle::create(MapType::LpmTrie, Some("fsocket_probe"), 8, 8, 1, &opts) {
         Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(Missing::Permission),
         Err(e) if e.kind() == ErrorKind::Unsupported => Err(Missing::Syscall),
-        // Anything else will be said in full by what is loaded next.
+        // The next load will report any other error in full.
         _ => Ok(()),
     }
 }
 
-/// Is the kernel's own type information there?
+/// Does the kernel have its own type information?
 ///
 /// # Errors
 /// [`Missing::Btf`].
@@ -73,15 +73,15 @@ pub fn tracepoint(name: &str) -> Result<(), Missing> {
     }
 }
 
-/// May a socket have a range of ports of its own (IP_LOCAL_PORT_RANGE, kernel 6.3)?
+/// Can a socket have a range of ports of its own (IP_LOCAL_PORT_RANGE, Linux 6.3)?
 pub fn port_range() -> bool {
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
     use rustix::net::{socket, AddressFamily, SocketType};
-    // Where there is no IPv4, and so no such socket, nothing is steered either.
+    // Without IPv4 there is no such socket, and nothing to steer, either.
     let Ok(socket) = socket(AddressFamily::INET, SocketType::STREAM, None) else { return false };
     let (mut value, mut len) = (0u32, size_of::<u32>() as libc::socklen_t);
-    // SAFETY: the kernel writes into `value`, at most the `len` bytes that it has, and into `len`; both live
-    // through the call.
+    // SAFETY: the kernel writes to `value` (at most `len` bytes, its size) and to `len`; both
+    // live during the call.
     let asked = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -94,8 +94,8 @@ pub fn port_range() -> bool {
     asked == 0
 }
 
-/// Where the root of the cgroup v2 hierarchy is mounted. Hybrid systems have it
-/// at /sys/fs/cgroup/unified.
+/// Where the root of the cgroup v2 hierarchy is mounted. (On systems that use both versions, this
+/// is /sys/fs/cgroup/unified.)
 ///
 /// # Errors
 /// [`Missing::Cgroup2`].
@@ -104,7 +104,7 @@ pub fn cgroup2() -> Result<PathBuf, Missing> {
     cgroup2_in(&mounts).ok_or(Missing::Cgroup2)
 }
 
-/// `mountinfo`: fields, " - ", file system type, source, options; proc(5).
+/// A line of `mountinfo` has: fields, " - ", file system type, source, options; see proc(5).
 fn cgroup2_in(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (fields, rest) = line.split_once(" - ")?;

@@ -1,13 +1,13 @@
-/* On which CPU does the application use this connection? steer.bpf.c sends the
- * next packets there.
+/* Remembers the CPU on which the application uses each connection. steer.bpf.c sends the
+ * connection's next packets there.
  *
- * Two answers, each a program: where it was last read (Receive-CPU-Selection), and
- * where it was opened (Receive Flow Deliver, where the kernel cannot put that into
- * the source port).
+ * There are two programs. One remembers where a connection was last read
+ * (Receive-CPU-Selection). The other one remembers where it was opened (Receive Flow Deliver, if
+ * the kernel cannot express this by the source port).
  *
- * An entry that outlives its connection is harmless: opening, or the first read
- * of, the next connection with these addresses corrects it, and the map forgets the
- * least used.
+ * An entry that outlives its connection does no harm: when the next connection with these
+ * addresses is opened or first read, the entry is corrected; and the map forgets the least used
+ * entries.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -21,10 +21,10 @@ char LICENSE[] SEC("license") = "GPL";
 #define AF_INET6 10
 #define IPPROTO_TCP 6
 
-/* Connections of this network namespace only. */
+/* Only connections of this network namespace are remembered. */
 const volatile __u64 netns = 0;
 
-/* The map of this name in steer.bpf.c. */
+/* The map of the same name in steer.bpf.c. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -32,7 +32,8 @@ struct {
 	__type(value, __u32);
 } flows SEC(".maps");
 
-/* 1 + CPU on which the socket was opened: at that moment it has no port yet. */
+/* 1 + the CPU on which the socket was opened. Stored at the socket, which has no port at that
+ * moment. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -40,7 +41,7 @@ struct {
 	__type(value, __u32);
 } openers SEC(".maps");
 
-/* No device that is steered has packets of these, and they may be many. */
+/* Loopback is skipped: steered devices have no such packets, and there may be many. */
 static __always_inline bool is_loopback(const struct sock_common *common)
 {
 	const __be32 *to = common->skc_v6_daddr.in6_u.u6_addr32;
@@ -52,7 +53,7 @@ static __always_inline bool is_loopback(const struct sock_common *common)
 	return to[2] ? to[2] == bpf_htonl(0xffff) && (bpf_ntohl(to[3]) >> 24) == 127 : to[3] == bpf_htonl(1);
 }
 
-/* Packets of this connection belong to CPU number `cpu` - 1. */
+/* Stores that packets of this connection belong to CPU number `cpu` - 1. */
 static __always_inline void remember(const struct sock *sk, __u32 cpu)
 {
 	const struct sock_common *common = &sk->__sk_common;
@@ -90,8 +91,8 @@ int BPF_PROG(reads, struct sock *sk)
 	return 0;
 }
 
-/* `connect` comes here first without a port, on the application's CPU, then with
- * one, on the CPU that has received the SYN-ACK. */
+/* `connect` comes here twice: first without a port, on the application's CPU; then with a port,
+ * on the CPU that has received the SYN-ACK. */
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(opens, struct sock *sk, int old, int new)
 {

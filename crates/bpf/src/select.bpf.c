@@ -1,12 +1,12 @@
-/* Which listen socket gets a connection: the local one of the CPU that handles
- * the SYN. One instance per listener group (the sockets that share an address).
+/* Selects the listen socket for a connection: the local socket of the CPU that handles the SYN.
+ * There is one instance for each listener group (the sockets that share an address).
  *
- * Constant time: one lookup of the slot, one of the socket, whatever the number
- * of sockets. The slot of a CPU without a worker points to some worker; a worker
- * that has died leaves its place in `sockets` by itself, and until the slots are
- * filled again its connections go to the global listen socket, which everybody
- * serves. The same when a listen socket is closed with connections in its queue:
- * the kernel asks where to migrate them.
+ * The time is constant, whatever the number of sockets: one lookup of the slot, and one of the
+ * socket. The slot of a CPU without a worker points to some worker. If a worker dies, the kernel
+ * removes its socket from `sockets`. Until the slots are written again, its connections go to
+ * the global listen socket, which all workers serve. When a listen socket is closed with
+ * connections in its queue, the kernel asks this program where to migrate them: to the global
+ * socket, too.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -22,8 +22,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define PLACE 0xffff
 #define OWN 0x80000000
 
-/* A power of two minus one each; set before loading. `cpu_mask` covers all
- * possible CPUs, `sub_mask` the slots of one CPU. */
+/* Masks are powers of two minus one, set before loading: `cpu_mask` covers all possible CPUs,
+ * `sub_mask` the slots of one CPU. */
 const volatile __u32 cpu_mask;
 const volatile __u32 sub_mask;
 const volatile __u32 sub_shift;
@@ -37,8 +37,8 @@ struct {
 	__type(value, __u64);
 } sockets SEC(".maps");
 
-/* By CPU, and within a CPU by the connection's hash: more workers than CPUs
- * share theirs. */
+/* Slots by CPU, and within a CPU by the connection's hash. If a CPU has several workers, they
+ * share its slots. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -49,17 +49,17 @@ struct {
 enum selection {
 	/* SYNs for which a socket was selected. */
 	LOOKUPS,
-	/* ... of a worker of this CPU. */
+	/* ... the socket of a worker of this CPU. */
 	SELF,
-	/* ... of a worker of another CPU: this one has none. */
+	/* ... the socket of a worker of another CPU, because this CPU has none. */
 	OTHER,
-	/* The first choice had died, and the slot beside it had not. */
+	/* The first choice had died, so the neighbouring slot was used. */
 	BESIDE,
-	/* Nobody: the global listen socket. */
+	/* No worker: the global listen socket was selected. */
 	TO_GLOBAL,
-	/* Not even that: the kernel chose. */
+	/* There was no global listen socket, either, so the kernel chose. */
 	TO_KERNEL,
-	/* Connections and handshakes of a socket that was closed. */
+	/* Connections and handshakes of a closed socket, which moved. */
 	MIGRATED,
 	SELECTIONS,
 };
@@ -102,7 +102,7 @@ int select_listener(struct sk_reuseport_md *ctx)
 			return SK_PASS;
 	}
 	if (bpf_sk_select_reuseport(ctx, &sockets, &place, 0)) {
-		/* Nobody holds it any more. */
+		/* No process holds the socket any more. */
 		if (!ctx->migrating_sk) {
 			COUNT(selections, TO_KERNEL);
 			stirred();

@@ -1,6 +1,6 @@
-//! Selection of the listen socket for a new connection: by the CPU that handles
-//! its SYN. One [`Select`] per listener group; what exactly is chosen stands at
-//! the top of `select.bpf.c`.
+//! Selects the listen socket for a new connection, by the CPU that handles the connection's SYN.
+//! There is one [`Select`] for each listener group. The beginning of `select.bpf.c` says exactly
+//! what is chosen.
 
 use crate::counters::Count;
 use crate::{load, probe, skel, Error, Result};
@@ -17,15 +17,15 @@ const SELECTIONS: &[&str] = &["lookups", "self", "other", "beside", "to_global",
 
 /// Place of the global listen socket.
 pub const GLOBAL: u32 = 0;
-/// Places for sockets; `max_entries` of `sockets`.
+/// Number of places for sockets; equal to `max_entries` of `sockets`.
 pub const PLACES: u32 = 1024;
-/// Slots over all CPUs, or a few more: what bounds the workers of one CPU, and as many flow
-/// groups as Affinity-Accept has (3.1).
+/// Number of slots of all CPUs together, about. This limits the workers of one CPU. It equals the
+/// number of flow groups in Affinity-Accept (3.1).
 const SLOTS: usize = 4096;
 const OWN: u32 = 0x8000_0000;
 
-/// The program and its maps by their descriptors. It takes a privilege to load them and none to
-/// use them, so another process may have loaded them.
+/// Descriptors of the program and its maps. Loading them takes a privilege and using them takes
+/// none, so another process may have loaded them.
 #[derive(Debug)]
 pub struct Parts {
     pub program: OwnedFd,
@@ -36,23 +36,23 @@ pub struct Parts {
     pub waker: OwnedFd,
 }
 
-/// A loaded program with its maps. Goes away with the value once no group of
-/// sockets has it attached.
+/// A loaded program with its maps. The kernel frees them when this value is dropped and no group
+/// of sockets has the program attached.
 pub struct Select {
     parts: Parts,
     waker: Waker,
     cpus: usize,
     per_cpu: usize,
-    /// The slots as they are; empty: not known.
+    /// The slots as last written to the map; empty: unknown.
     written: RefCell<Vec<u32>>,
 }
 
-/// libbpf's view of the ring buffer, in which nothing is said.
+/// libbpf's view of the ring buffer that wakes the monitor. Its records have no content.
 struct Waker(NonNull<libbpf::ring_buffer>);
 
 impl Waker {
     fn new(map: BorrowedFd<'_>) -> Option<Waker> {
-        // SAFETY: the descriptor lives during the call; no context, no options.
+        // SAFETY: the descriptor lives during the call; neither context nor options are passed.
         let new =
             unsafe { libbpf::ring_buffer__new(map.as_raw_fd(), Some(ignore), std::ptr::null_mut(), std::ptr::null()) };
         NonNull::new(new).map(Waker)
@@ -61,7 +61,7 @@ impl Waker {
 
 impl Drop for Waker {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once.
+        // SAFETY: `new` has made the ring, and it is freed once.
         unsafe { libbpf::ring_buffer__free(self.0.as_ptr()) };
     }
 }
@@ -70,20 +70,21 @@ unsafe extern "C" fn ignore(_: *mut c_void, _: *mut c_void, _: libbpf::size_t) -
     0
 }
 
-/// CPUs and slots for each, as the program is loaded for CPUs numbered below `cpus`.
+/// Number of CPUs, and slots for each, for which the program is loaded if CPU numbers are below
+/// `cpus`.
 fn shape(cpus: usize) -> (usize, usize) {
     let cpus = cpus.clamp(1, 4096).next_power_of_two();
     (cpus, (SLOTS / cpus).max(8))
 }
 
 impl Parts {
-    /// Loads, for CPUs numbered below `cpus`, with the maps pinned in the folder `pins`. Maps that
-    /// are pinned there already, by a process that is gone, are taken over with what is in
-    /// them: a program that still uses them and this one then select alike.
+    /// Loads the program for CPU numbers below `cpus`. With `pins`, its maps are pinned in that
+    /// folder. If an earlier process has pinned maps there, they are used with their content. So
+    /// the new program selects like an old one that is still attached.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason where it cannot be had, [`Error::Load`]; also where maps
-    /// there are of another version.
+    /// [`Error::Missing`] with the reason if this kernel or process cannot do it;
+    /// [`Error::Load`], also if the maps there are of another version.
     pub fn load(cpus: usize, pins: Option<&Path>) -> Result<Parts> {
         probe::permitted()?;
         let (cpus, per_cpu) = shape(cpus);
@@ -99,7 +100,8 @@ impl Parts {
             if let Some(folder) = pins {
                 for mut map in open.open_object_mut().maps_mut() {
                     let name = map.name().to_string_lossy().into_owned();
-                    // The loader's own (.rodata) are different each time.
+                    // The loader's own maps (.rodata) are different each time, so they are not
+                    // pinned.
                     if !name.contains('.') {
                         map.set_pin_path(folder.join(name))?;
                     }
@@ -119,7 +121,7 @@ impl Parts {
     }
 }
 
-/// What a call of libbpf returns, as a result.
+/// Turns the return value of a libbpf call into a result.
 fn checked(map: &str, returned: libc::c_int) -> Result<()> {
     match returned {
         0.. => Ok(()),
@@ -128,15 +130,15 @@ fn checked(map: &str, returned: libc::c_int) -> Result<()> {
 }
 
 impl Select {
-    /// For CPUs numbered below `cpus`.
+    /// Loads the program for CPU numbers below `cpus`.
     ///
     /// # Errors
-    /// As of [`Parts::load`].
+    /// Those of [`Parts::load`].
     pub fn load(cpus: usize) -> Result<Select> {
         Select::of(Parts::load(cpus, None)?, cpus)
     }
 
-    /// What [`Parts::load`] has loaded for as many CPUs.
+    /// Uses `parts` that [`Parts::load`] has loaded for the same `cpus`.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -147,33 +149,33 @@ impl Select {
         Ok(Select { parts, waker, cpus, per_cpu, written: RefCell::default() })
     }
 
-    /// To be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
+    /// The program, to be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
     pub fn program(&self) -> BorrowedFd<'_> {
         self.parts.program.as_fd()
     }
 
-    /// What workers and monitor map: one `fsocket_abi::balance::Balance`.
+    /// The memory that workers and the monitor map: one `fsocket_abi::balance::Balance`.
     pub fn balance(&self) -> BorrowedFd<'_> {
         self.parts.balances.as_fd()
     }
 
-    /// Readable when the program wants the monitor to look, until [`Select::heard`].
+    /// Becomes readable when the program wants the monitor to look, and stays so until
+    /// [`Select::heard`] is called.
     pub fn waker(&self) -> BorrowedFd<'_> {
         self.parts.waker.as_fd()
     }
 
-    /// The waker was heard.
+    /// Empties the waker, because the monitor is about to look.
     pub fn heard(&self) {
         // SAFETY: the buffer lives as long as `self`, which is used by one thread.
         unsafe { libbpf::ring_buffer__consume(self.waker.0.as_ptr()) };
     }
 
-    /// Puts a listening socket in its place. The kernel takes it out when it is
-    /// closed.
+    /// Puts a listening socket into a place. When the socket is closed, the kernel removes it.
     ///
     /// # Errors
-    /// [`Error::Map`]: not a listening socket that shares its address, or it
-    /// has a place already.
+    /// [`Error::Map`]: the socket does not listen or does not share its address, or it has a
+    /// place already.
     pub fn put(&self, place: u32, socket: BorrowedFd<'_>) -> Result<()> {
         let value = socket.as_raw_fd() as u64;
         let (key, value) = ((&raw const place).cast(), (&raw const value).cast());
@@ -181,30 +183,30 @@ impl Select {
         checked("sockets", unsafe { libbpf::bpf_map_update_elem(self.parts.sockets.as_raw_fd(), key, value, 0) })
     }
 
-    /// Cookie of the socket in a place.
+    /// Cookie of the socket at a place.
     pub fn cookie(&self, place: u32) -> Option<u64> {
         let mut cookie = 0u64;
         let (key, value) = ((&raw const place).cast(), (&raw mut cookie).cast());
-        // SAFETY: as in `put`.
+        // SAFETY: key and value are as large as the map's, and live during the call.
         let found = unsafe { libbpf::bpf_map_lookup_elem(self.parts.sockets.as_raw_fd(), key, value) };
         (found == 0).then_some(cookie)
     }
 
-    /// Empties a place; nothing there is no error.
+    /// Empties a place. It is no error if the place is empty already.
     pub fn take_out(&self, place: u32) {
-        // SAFETY: as in `put`.
+        // SAFETY: the key is as large as the map's, and lives during the call.
         unsafe { libbpf::bpf_map_delete_elem(self.parts.sockets.as_raw_fd(), (&raw const place).cast()) };
     }
 
-    /// Slots of one CPU.
+    /// Number of slots of one CPU.
     pub fn per_cpu(&self) -> usize {
         self.per_cpu
     }
 
-    /// Shares the slots of all CPUs among workers: (place, CPU) each. A CPU
-    /// without a worker gets somebody else's, or with `orphans_to_global` the
-    /// global listen socket, which everybody serves. `elsewhere`: the CPU whose workers
-    /// have a slot that is another CPU's (its number, and the slot's among those of that CPU).
+    /// Distributes the slots of all CPUs among `workers`, each a (place, CPU). A CPU without a
+    /// worker gets workers of other CPUs, or with `orphans_to_global` the global listen socket,
+    /// which every worker serves. `elsewhere`: for a CPU and the index of one of its slots,
+    /// another CPU whose workers shall have the slot.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -218,14 +220,14 @@ impl Select {
         let mut written = self.written.borrow_mut();
         let is_new = |slot: &usize| written.get(*slot) != slots.get(*slot);
         let new: Vec<usize> = (0..slots.len()).filter(is_new).collect();
-        // Until all of them are there.
+        // Empty until all slots are written, in case that fails.
         written.clear();
         let keys: Vec<u32> = new.iter().map(|slot| *slot as u32).collect();
         let values: Vec<u32> = new.iter().map(|slot| slots[*slot]).collect();
         if !new.is_empty() {
             let mut n = new.len() as u32;
             let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-            // SAFETY: `n` keys and values of four bytes each, as the map has them.
+            // SAFETY: `n` keys and `n` values of four bytes each, as the map demands.
             checked("slots", unsafe {
                 let map = self.parts.slots.as_raw_fd();
                 libbpf::bpf_map_update_batch(map, keys, values, &raw mut n, std::ptr::null())
@@ -244,13 +246,14 @@ impl Select {
         let zeros = vec![0u64; per_cpu_values()?];
         for key in 0..SELECTIONS.len() as u32 {
             let (key, value) = ((&raw const key).cast(), zeros.as_ptr().cast());
-            // SAFETY: a key as the map has it, and a value of eight bytes for each possible CPU.
+            // SAFETY: the key is as large as the map's, and the value has eight bytes for each
+            // possible CPU.
             checked("selections", unsafe { libbpf::bpf_map_update_elem(map, key, value, 0) })?;
         }
         Ok(())
     }
 
-    /// Selections by kind and CPU so far.
+    /// Number of selections so far, by kind and CPU.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -260,7 +263,8 @@ impl Select {
         for (key, name) in SELECTIONS.iter().enumerate() {
             let mut by_cpu = vec![0u64; per_cpu_values()?];
             let (key, value) = (&(key as u32), by_cpu.as_mut_ptr().cast());
-            // SAFETY: as in `reset`.
+            // SAFETY: the key is as large as the map's, and the value has room for eight bytes
+            // for each possible CPU.
             checked("selections", unsafe { libbpf::bpf_map_lookup_elem(map, (&raw const *key).cast(), value) })?;
             counts.push(Count { name, by_cpu });
         }
@@ -268,13 +272,13 @@ impl Select {
     }
 }
 
-/// Values of one key of a map by CPU.
+/// Number of possible CPUs, which is the number of values that a per-CPU map has for each key.
 fn per_cpu_values() -> Result<usize> {
     libbpf_rs::num_possible_cpus().map_err(|e| Error::map("selections", e))
 }
 
-/// The value of every slot. Workers of one CPU take turns in its slots, and so
-/// do all of them in those of a CPU that nobody works on.
+/// Computes the value of every slot. Workers of one CPU take turns in its slots. In the slots of
+/// a CPU without a worker, all workers take turns.
 fn share_out(
     cpus: usize,
     per_cpu: usize,
@@ -290,7 +294,8 @@ fn share_out(
             let there = || by_cpu.get(elsewhere(cpu as u32, k)? as usize).filter(|there| !there.is_empty());
             slots.push(match (own.len(), workers.len()) {
                 (0, n) if n == 0 || orphans_to_global => GLOBAL,
-                // Not all orphaned CPUs to the same worker.
+                // Starts with another worker for each CPU without one, so that one worker does
+                // not get them all.
                 (0, n) => workers[(cpu + k) % n].0,
                 (n, _) => there().map_or_else(|| own[k % n] | OWN, |there| there[k % there.len()]),
             });

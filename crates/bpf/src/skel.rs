@@ -1,4 +1,4 @@
-//! Skeletons that `build.rs` makes from the `.bpf.c` files, one module each.
+//! The skeletons that `build.rs` makes from the `.bpf.c` files, one module for each.
 
 macro_rules! skeletons {
     ($($concern:ident),* $(,)?) => {$(
@@ -9,4 +9,4 @@ macro_rules! skeletons {
     )*};
 }
 
-skeletons!(announce, closings, locality, locks, pairs, readcpu, select, steer);
+skeletons!(announce, closings, links, locality, locks, pairs, readcpu, select, steer);

@@ -1,34 +1,33 @@
-//! Source-port slices: which ports an active connection takes, so that its port
-//! names the CPU that opened it (the paper's `hash(p)`).
+//! Source-port slices: an active connection takes its source port from a slice, so that the port
+//! tells which CPU opened the connection (the paper's `hash(p)`).
 //!
-//! The paper hashes the low bits of the port. A stock kernel takes one
-//! contiguous range a socket (`IP_LOCAL_PORT_RANGE`), so a slice here is a block
-//! of ports, a power of two in size and aligned to it: a NIC matches it with a
-//! mask, XDP by a shift.
+//! The paper hashes the low bits of the port. But a stock kernel lets a socket have only one
+//! contiguous range of ports (`IP_LOCAL_PORT_RANGE`). So a slice here is a block of ports,
+//! aligned to its size, which is a power of two. A network card can match it with a mask, and XDP
+//! with a shift.
 
 use std::ops::RangeInclusive;
 
-/// Ports of one entry of the map `slices` in `steer.bpf.c`, and so the smallest
-/// slice.
+/// Number of ports of one entry of the map `slices` in `steer.bpf.c`, which is the smallest size
+/// of a slice.
 pub const GRANULE: u32 = 16;
 
-/// Equal slices, one a CPU.
+/// Slices of equal size, one for each CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slices {
     /// First port of the first slice.
     pub first: u16,
-    /// Ports a slice, a power of two.
+    /// Number of ports of a slice, a power of two.
     pub ports: u32,
     /// The CPU of each slice, in order.
     pub cpus: Vec<u32>,
 }
 
 impl Slices {
-    /// The largest equal slices of `range` (`net.ipv4.ip_local_port_range`), one
-    /// for each of `cpus`. None where they would be smaller than [`GRANULE`], or
-    /// there is no CPU.
+    /// The largest equal slices that fit into `range` (`net.ipv4.ip_local_port_range`), one for
+    /// each of `cpus`. None: they would be smaller than [`GRANULE`], or `cpus` is empty.
     pub fn new(range: RangeInclusive<u16>, cpus: &[u32]) -> Option<Slices> {
-        // Ports below 1024 would turn the first rule of the classification over.
+        // A port below 1024 would make the first rule of the classification wrong.
         let (low, end) = (u32::from(*range.start()).max(1024), u32::from(*range.end()) + 1);
         let needed = cpus.len() as u32;
         if needed == 0 {

@@ -1,8 +1,9 @@
-/* Receive Flow Deliver: hands an incoming TCP packet to the CPU where its
- * application runs, before the stack has seen it (XDP, then a cpumap).
+/* Receive Flow Deliver: hands an incoming TCP packet to the CPU where its application runs,
+ * before the network stack sees the packet (XDP, then a cpumap).
  *
- * Which CPU that is, is data: the source-port slices, the flow groups, where an
- * application has opened or last read. Changing any of it is a map write, never a reload.
+ * The choice of the CPU depends on data in maps: the source-port slices, the flow groups, and
+ * where an application has opened or last read a connection. A change of these is a write to a
+ * map; the program is not loaded again.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -15,27 +16,27 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* How packets of a class find their CPU. */
+/* How the CPU for packets of a class is chosen. */
 enum policy {
-	/* Not at all: they stay where RSS put them. */
+	/* No choice: packets stay on the CPU that RSS has chosen. */
 	POLICY_STAY,
-	/* By the source-port slice of the connection (active ones). */
+	/* By the connection's source-port slice (active connections). */
 	POLICY_SLICE,
-	/* By the flow group of the client (passive ones). */
+	/* By the client's flow group (passive connections). */
 	POLICY_GROUP,
-	/* Where the application last read this socket. */
+	/* The CPU on which the application last read this socket. */
 	POLICY_READ,
-	/* Where it opened it. */
+	/* The CPU on which the application opened this socket. */
 	POLICY_OPENED,
-	/* As somebody's own program says. */
+	/* The operator's own program decides. */
 	POLICY_USER,
 };
 
 struct config {
 	__u32 active;
 	__u32 passive;
-	/* Not 0: ask the socket table for a listener instead of going by
-	 * well-known ports (the paper's third rule alone). */
+	/* Not 0: ask the socket table for a listener, instead of using well-known ports (the
+	 * paper's third rule alone). */
 	__u32 precise;
 };
 
@@ -46,7 +47,7 @@ struct {
 	__type(value, struct config);
 } settings SEC(".maps");
 
-/* 1 + CPU by port / 16; 0: no slice. 16 is the smallest slice there is. */
+/* 1 + CPU, by port / 16; 0: no slice. The smallest slice has 16 ports. */
 #define SLICE_SHIFT 4
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -55,8 +56,8 @@ struct {
 	__type(value, __u32);
 } slices SEC(".maps");
 
-/* 1 + CPU by the low 12 bits of the client's port (Affinity-Accept, 3.1); 0:
- * stays. */
+/* 1 + CPU, by the low 12 bits of the client's port (Affinity-Accept, 3.1); 0: the packet stays.
+ */
 #define GROUPS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -65,7 +66,7 @@ struct {
 	__type(value, __u32);
 } groups SEC(".maps");
 
-/* Not 0: somebody listens on this port. Kept by the monitor. */
+/* Not 0: some socket listens on this port. The monitor writes this map. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 65536);
@@ -73,8 +74,8 @@ struct {
 	__type(value, __u8);
 } listened SEC(".maps");
 
-/* 1 + CPU where the application uses the connection; kept by readcpu.bpf.c, which
- * has the same map. */
+/* 1 + the CPU on which the application uses the connection. readcpu.bpf.c shares this map, and
+ * writes it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -82,7 +83,7 @@ struct {
 	__type(value, __u32);
 } flows SEC(".maps");
 
-/* A policy of one's own, in slot 0. */
+/* The operator's own policy, if there is one, in slot 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
@@ -90,7 +91,7 @@ struct {
 	__type(value, __u32);
 } policies SEC(".maps");
 
-/* The cpumap's id; other people have cpumaps too. Set after loading. */
+/* The id of our cpumap, because others may have cpumaps, too. Set after loading. */
 __u32 cpus_id = 0;
 
 static __always_inline bool has_listener(struct xdp_md *ctx, const struct steer_packet *packet)
@@ -151,7 +152,7 @@ static __always_inline __u32 user_of(const struct steer_packet *packet)
 	return cpu ? *cpu : 0;
 }
 
-/* The CPU; negative: it stays. */
+/* The CPU for the packet; negative: it stays. */
 static __always_inline int decide(__u32 policy, struct steer_packet *packet)
 {
 	__u32 *found;
@@ -169,7 +170,7 @@ static __always_inline int decide(__u32 policy, struct steer_packet *packet)
 	return -1;
 }
 
-/* Leaves for the policy in slot 0, and comes back only if there is none. */
+/* Continues with the policy in slot 0. Returns only if there is none. */
 static __always_inline void leave_to_user(struct xdp_md *ctx, const struct steer_packet *packet)
 {
 	__u32 zero = 0;
@@ -219,7 +220,7 @@ int steer(struct xdp_md *ctx)
 	return steer_to(&packet, decide(policy, &packet));
 }
 
-/* Frames are queued in bulk after the verdict; only here a full queue shows. */
+/* Frames are queued in bulk after the verdict, so a full queue shows only here. */
 SEC("tp_btf/xdp_cpumap_enqueue")
 int BPF_PROG(enqueued, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
 {

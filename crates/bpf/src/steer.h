@@ -1,4 +1,4 @@
-/* Steering: what policies see. */
+/* What steering policies see of a packet. */
 #ifndef FSOCKET_STEER_H
 #define FSOCKET_STEER_H
 
@@ -26,7 +26,7 @@ struct steer_packet {
 	/* CPU that handles the packet now, and its receive queue. */
 	__u32 cpu;
 	__u32 rx_queue;
-	/* 1 + CPU to whose source-port slice local_port belongs; 0: none. */
+	/* 1 + the CPU to whose source-port slice local_port belongs; 0: none. */
 	__u32 slice;
 	/* Flow group of the client: the low 12 bits of remote_port. */
 	__u32 group;
@@ -38,21 +38,20 @@ enum steer_reason {
 	TO_OTHER,
 	PASSED_ACTIVE,
 	PASSED_PASSIVE,
-	/* Left alone. */
+	/* Packets that are not steered. */
 	NOT_TCP,
 	FRAGMENT,
 	SHORT,
-	/* The policy named a CPU that does not steer. */
+	/* The policy chose a CPU that takes no part in steering. */
 	NO_CPU,
-	/* The CPU's queue was full: dropped by the kernel. */
+	/* The CPU's queue was full, so the kernel dropped the packet. */
 	QUEUE_FULL,
 	STEER_REASONS,
 };
 
-/* The maps that programs of one device share; the loader sees to it that they
- * are the same ones. */
+/* Maps that the programs of one device share; the loader makes sure that they are the same. */
 
-/* Verdicts, by CPU that gave them. */
+/* Number of verdicts, by the CPU that gave them. */
 COUNTERS(reasons, STEER_REASONS);
 
 /* By CPU number; sized by the loader. */
@@ -63,7 +62,7 @@ struct {
 	__type(value, struct bpf_cpumap_val);
 } cpus SEC(".maps");
 
-/* The packet at hand, for a policy of one's own. */
+/* The present packet, for the operator's own policy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -71,7 +70,7 @@ struct {
 	__type(value, struct steer_packet);
 } packets SEC(".maps");
 
-/* The verdict that brings the packet to `cpu`; negative: it stays. */
+/* The verdict that sends the packet to `cpu`; negative: the packet stays. */
 static __always_inline int steer_to(const struct steer_packet *packet, int cpu)
 {
 	if (cpu < 0) {

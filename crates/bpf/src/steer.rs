@@ -1,7 +1,7 @@
 //! Receive Flow Deliver and other policies: which CPU handles an incoming packet.
 //!
-//! One [`Steering`] a device. What steers is in `steer.bpf.c`; here it is loaded,
-//! attached, and told what it needs to know by writing its maps.
+//! There is one [`Steering`] for each device. `steer.bpf.c` steers. This module loads and
+//! attaches the programs, and writes their maps.
 
 use crate::counters::{self, Count};
 use crate::slices::{Slices, GRANULE};
@@ -19,41 +19,42 @@ use std::path::{Path, PathBuf};
 const REASONS: &[&str] =
     &["to_self", "to_other", "passed_active", "passed_passive", "not_tcp", "fragment", "short", "no_cpu", "queue_full"];
 
-/// Flow groups, by the low 12 bits of the client's port (Affinity-Accept, 3.1).
+/// Number of flow groups: a group has the same low 12 bits of the client's port (Affinity-Accept,
+/// 3.1).
 pub const GROUPS: usize = 4096;
 
-/// Packets that wait for a CPU before the kernel drops more.
+/// Maximum number of packets that wait for one CPU; the kernel drops further ones.
 const QUEUE: u32 = 2048;
 
 /// STEER_ABI in `steer_policy.h`.
 const ABI: u32 = 1;
 
-/// In which order a device is asked to take the program: mode, and whether it
-/// says that it copes with packets in several fragments. Drivers with a large MTU
-/// demand that. Generic mode must not have it: the kernel then copies packets
-/// into per-CPU page pools, and what waits in a cpumap is overwritten (seen on
-/// 6.18: SYN-ACKs lost with IP_INHDR and wrong packet types).
+/// The variants in which a device is asked to accept the program, in this order: mode, and
+/// whether the program says that it handles packets in several fragments. Drivers with a large
+/// MTU demand that flag. In generic mode it must not be set: the kernel then copies packets to
+/// per-CPU page pools, and overwrites packets that wait in a cpumap. (Seen on Linux 6.18:
+/// SYN-ACKs got lost, with IP_INHDR and wrong packet types.)
 const VARIANTS: [(Mode, bool); 3] = [(Mode::Native, false), (Mode::Native, true), (Mode::Generic, false)];
 
-/// How packets of one class find their CPU; `enum policy` in `steer.bpf.c`.
+/// How the CPU for packets of one class is chosen; `enum policy` in `steer.bpf.c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum By {
-    /// They stay where RSS put them.
+    /// Packets stay on the CPU that RSS has chosen.
     Stay = 0,
-    /// Source-port slice of the connection.
+    /// By the connection's source-port slice.
     Slice = 1,
-    /// Flow group of the client.
+    /// By the client's flow group.
     Group = 2,
-    /// Where the application last read the socket.
+    /// The CPU on which the application last read the socket.
     Read = 3,
-    /// Where the application opened the socket.
+    /// The CPU on which the application opened the socket.
     Opened = 4,
-    /// A BPF object of the operator's own.
+    /// A BPF object of the operator decides.
     User = 5,
 }
 
-/// A policy by name.
+/// A policy that the operator selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Receive Flow Deliver: active connections by slice, passive ones stay.
@@ -64,12 +65,12 @@ pub enum Policy {
     ConnectCpu,
     /// Every connection to the CPU where its application last read it.
     RecvCpu,
-    /// Every packet as the object in this file says (see `steer_policy.h`).
+    /// The object in this file decides for every packet (see `steer_policy.h`).
     User(PathBuf),
 }
 
 impl Policy {
-    /// `rfd`, `flow-groups`, `connect-cpu`, `recv-cpu`, or the path of a BPF object.
+    /// Parses `rfd`, `flow-groups`, `connect-cpu`, `recv-cpu`, or the path of a BPF object.
     pub fn parse(name: &str) -> Policy {
         match name {
             "rfd" => Policy::Rfd,
@@ -80,7 +81,7 @@ impl Policy {
         }
     }
 
-    /// As [`Policy::parse`] takes it.
+    /// The name that [`Policy::parse`] accepts.
     pub fn name(&self) -> String {
         match self {
             Policy::Rfd => "rfd".to_owned(),
@@ -91,7 +92,8 @@ impl Policy {
         }
     }
 
-    /// Active, passive. `slices`: the kernel lets a socket have a range of ports.
+    /// The ways for active and for passive connections. `slices`: a socket can have a range of
+    /// ports on this kernel.
     fn by(&self, slices: bool) -> (By, By) {
         let opened = if slices { By::Slice } else { By::Opened };
         match self {
@@ -103,43 +105,43 @@ impl Policy {
         }
     }
 
-    /// Are clients to take their ports from slices, where the kernel can?
+    /// Should clients take their source ports from slices, if the kernel can do that?
     pub fn wants_slices(&self) -> bool {
         self.by(true).0 == By::Slice
     }
 }
 
-/// What to attach.
+/// A request to attach programs.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub device: String,
     pub policy: Policy,
-    /// Classify by the socket table alone: right also where a program listens on
-    /// a port that the monitor does not know, and dearer.
+    /// Classify by the socket table alone. This is slower, but also right if a program listens on
+    /// a port that the monitor does not know.
     pub precise: bool,
     /// CPUs that take part, ascending.
     pub cpus: Vec<u32>,
-    /// The kernel lets a socket have a range of ports ([`probe::port_range`]); else a policy
-    /// that goes by slices remembers who opened a connection instead.
+    /// A socket can have a range of ports on this kernel ([`probe::port_range`]). Otherwise a
+    /// policy by slices remembers which CPU opened a connection instead.
     pub slices: bool,
-    /// None: native, else generic.
+    /// None: native mode, or generic mode if the device refuses.
     pub mode: Option<Mode>,
     /// SO_NETNS_COOKIE of the device's network namespace.
     pub netns: u64,
 }
 
-/// A device that is steered; dropping it ends that and leaves nothing.
+/// A steered device. When this value is dropped, the steering ends and leaves nothing behind.
 pub struct Steering {
-    // Before the programs: first what sends packets ends.
+    // Dropped first, so that no packets come to the programs any more.
     xdp: XdpLink,
     programs: Programs,
     device: String,
-    /// Why not in a better mode.
+    /// Why the device is not in a better mode.
     because: Option<String>,
 }
 
-/// What is loaded, with its maps: everything here is a map write, nothing is
-/// reloaded.
+/// The loaded programs with their maps. A change only writes to a map; no program is loaded
+/// again.
 pub struct Programs {
     _links: Vec<Link>,
     _user: Option<Object>,
@@ -148,13 +150,13 @@ pub struct Programs {
 }
 
 impl Steering {
-    /// Loads and attaches to a device of the calling thread's network namespace.
-    /// Nothing is steered by slice or group before [`Programs::set_slices`] and
+    /// Loads the programs and attaches them to a device of the calling thread's network
+    /// namespace. Packets are steered by slice or group only after [`Programs::set_slices`] and
     /// [`Programs::set_groups`].
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Device`], [`Error::Busy`], [`Error::Load`] with
-    /// what the verifier said.
+    /// [`Error::Missing`], [`Error::Device`], [`Error::Busy`], [`Error::Load`] with the
+    /// verifier's message.
     pub fn attach(request: &Request) -> Result<Steering> {
         probe::permitted()?;
         probe::btf()?;
@@ -162,14 +164,14 @@ impl Steering {
         let mut refused = Vec::new();
         for (mode, frags) in VARIANTS.iter().filter(|(mode, _)| request.mode.is_none_or(|wanted| wanted == *mode)) {
             let programs = Programs::load(request, *frags)?;
-            // Last: from here on packets come.
+            // This comes last, because from here on packets come.
             match XdpLink::attach(&programs.steer.progs.steer, ifindex, *mode) {
                 Ok(xdp) => {
                     let because = (!refused.is_empty()).then(|| refused.join("; "));
                     return Ok(Steering { xdp, programs, device: request.device.clone(), because });
                 }
-                // Somebody else's program: in another mode it would be refused
-                // too, with a less telling error.
+                // A program of another owner is attached. Another mode would be refused, too,
+                // with a less useful error.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(Error::Busy { what: "XDP", source: e }),
                 Err(e) => refused.push(format!("{} XDP{}: {e}", mode.name(), if *frags { " (fragments)" } else { "" })),
             }
@@ -182,12 +184,12 @@ impl Steering {
         &self.device
     }
 
-    /// In which mode it runs, and why not in a better one.
+    /// The mode in which the device runs the program, and why not in a better one.
     pub fn mode(&self) -> (Mode, Option<&str>) {
         (self.xdp.mode, self.because.as_deref())
     }
 
-    /// False once the device is gone.
+    /// Does the device still exist?
     pub fn is_alive(&self) -> bool {
         self.xdp.is_alive()
     }
@@ -220,7 +222,7 @@ impl Programs {
             bss.cpus_id = id;
         }
         for cpu in &request.cpus {
-            // struct bpf_cpumap_val: queue size, no program.
+            // The value is a struct bpf_cpumap_val: queue size, and no program.
             let value = [QUEUE.to_ne_bytes(), 0u32.to_ne_bytes()].concat();
             put(&steer.maps.cpus, &cpu.to_ne_bytes(), &value)?;
         }
@@ -237,13 +239,13 @@ impl Programs {
         let readcpu = (uses(By::Read) || uses(By::Opened))
             .then(|| readcpu(request.netns, uses(By::Read), &steer, &mut links))
             .transpose()?;
-        // struct config.
+        // The value is a struct config.
         let config = [active as u32, passive as u32, u32::from(request.precise)].map(u32::to_ne_bytes).concat();
         put(&steer.maps.settings, &0u32.to_ne_bytes(), &config)?;
         Ok(Programs { _links: links, _user: user, _readcpu: readcpu, steer })
     }
 
-    /// Which ports belong to which CPU.
+    /// Stores which ports belong to which CPU.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -255,7 +257,7 @@ impl Programs {
         Ok(())
     }
 
-    /// The CPU of flow group `group`; None: its packets stay.
+    /// Sets the CPU of flow group `group`. None: its packets stay where they are.
     ///
     /// # Errors
     /// [`Error::Map`], also for a group that does not exist.
@@ -263,7 +265,7 @@ impl Programs {
         put(&self.steer.maps.groups, &group.to_ne_bytes(), &cpu.map_or(0, |cpu| cpu + 1).to_ne_bytes())
     }
 
-    /// All flow groups, as [`dealt`].
+    /// Sets the CPUs of all flow groups to those of [`dealt`].
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -274,7 +276,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Does somebody listen on `port`? (The third rule of the classification.)
+    /// Stores whether some socket listens on `port`. (The third rule of the classification uses
+    /// this.)
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -282,12 +285,13 @@ impl Programs {
         put(&self.steer.maps.listened, &u32::from(port).to_ne_bytes(), &[u8::from(listened)])
     }
 
-    /// Connections whose CPU is remembered (`connect-cpu`, `recv-cpu`), also some that have ended.
+    /// Number of connections whose CPU is remembered (`connect-cpu`, `recv-cpu`), including some
+    /// that have ended.
     pub fn remembered(&self) -> usize {
         self.steer.maps.flows.keys().count()
     }
 
-    /// Packets by verdict, and by CPU that gave it.
+    /// Number of packets for each verdict, by the CPU that gave it.
     ///
     /// # Errors
     /// [`Error::Map`].
@@ -296,8 +300,8 @@ impl Programs {
     }
 }
 
-/// The CPU of a flow group at first: dealt out in turn, two at a time, because Linux clients
-/// connect from ports of one parity.
+/// The initial CPU of a flow group. CPUs take turns, and each gets two groups at a time, because
+/// the ports from which Linux clients connect are all even or all odd.
 pub fn dealt(group: usize, cpus: &[u32]) -> Option<u32> {
     (!cpus.is_empty()).then(|| cpus[group / 2 % cpus.len()])
 }
@@ -310,8 +314,8 @@ fn flags(frags: bool) -> u32 {
     }
 }
 
-/// A file that nobody but root, or this process's user, can write: what is loaded from it runs in the kernel. It is
-/// read once: whoever puts another file in its place later changes nothing.
+/// Reads a file that only root or this process's user can write, because its program will run in
+/// the kernel. The file is read once, so a later replacement has no effect.
 fn trusted(path: &Path) -> Result<Vec<u8>> {
     let failed = |e| Error::file(path, e);
     let mut file = File::open(path).map_err(failed)?;
@@ -326,7 +330,7 @@ fn trusted(path: &Path) -> Result<Vec<u8>> {
     Ok(object)
 }
 
-/// Loads the operator's own policy and puts it into its slot.
+/// Loads the operator's own policy, and puts it into its slot of the program array.
 fn own_policy(path: &Path, steer: &skel::steer::SteerSkel<'_>, frags: bool) -> Result<Object> {
     let bytes = trusted(path)?;
     let name = path.display().to_string();
@@ -344,7 +348,7 @@ fn own_policy(path: &Path, steer: &skel::steer::SteerSkel<'_>, frags: bool) -> R
             }
         }
         for mut program in open.progs_mut() {
-            // What a program array holds must be alike in this.
+            // All programs of a program array must have the same value of this flag.
             program.set_flags(flags(frags));
         }
         open.load()
@@ -362,8 +366,8 @@ fn own_policy(path: &Path, steer: &skel::steer::SteerSkel<'_>, frags: bool) -> R
     Ok(object)
 }
 
-/// The programs that remember where connections are used: where they are opened, and with
-/// `reads` where they are read.
+/// Loads the programs that remember on which CPU connections are used: where they are opened and,
+/// with `reads`, where they are read.
 fn readcpu(
     netns: u64,
     reads: bool,

@@ -1,5 +1,6 @@
-/* From Ethernet to TCP: VLAN tags, IPv4 options, IPv6 extension headers. What
- * is no whole TCP header of ours is passed with a reason, never dropped. */
+/* Parses a packet from Ethernet to TCP: VLAN tags, IPv4 options, IPv6 extension headers. A
+ * packet without a whole TCP header over Ethernet is passed to the stack and its reason counted;
+ * it is never dropped. */
 #ifndef FSOCKET_STEER_PARSE_H
 #define FSOCKET_STEER_PARSE_H
 
@@ -15,7 +16,7 @@
 #define IPPROTO_AH 51
 #define IPPROTO_DSTOPTS 60
 
-/* More do not occur in practice; the packet is passed. */
+/* Packets with more do not occur in practice, and are passed to the stack. */
 #define MAX_VLANS 2
 #define MAX_EXTENSIONS 6
 
@@ -35,7 +36,7 @@ struct ipv4_header {
 	__u8 tos;
 	__be16 length;
 	__be16 id;
-	/* Bit 13 more fragments, bits 0-12 offset. */
+	/* Bit 13: more fragments; bits 0-12: offset. */
 	__be16 fragment;
 	__u8 ttl;
 	__u8 proto;
@@ -55,7 +56,7 @@ struct ipv6_header {
 
 struct ipv6_extension {
 	__u8 next;
-	/* In units of 8 bytes beyond the first 8 (AH: 4 bytes beyond 8). */
+	/* Length in units of 8 bytes beyond the first 8 (AH: 4 bytes beyond 8). */
 	__u8 length;
 	__u8 rest[6];
 };

@@ -1,10 +1,9 @@
-/* For a policy of one's own: an object with one XDP program that ends in
- * steer_to(). An example is policies/by_address.bpf.c; docs/network.md says how
- * it is built and used.
+/* For an operator's own policy: an object with one XDP program that ends with steer_to(). An
+ * example is policies/by_address.bpf.c; docs/network.md says how to build and use it.
  *
- * The program runs for every whole TCP packet, after it was parsed and
- * classified, in the place of the built-in policies. It may have maps of its
- * own. STEER_ABI changes when an older object would misread what it is given.
+ * The program runs for every whole TCP packet after parsing and classification, in place of the
+ * built-in policies. It may have maps of its own. STEER_ABI is incremented when an older object
+ * would misread the data that it gets.
  */
 #ifndef FSOCKET_STEER_POLICY_H
 #define FSOCKET_STEER_POLICY_H
@@ -14,8 +13,8 @@
 
 #define STEER_ABI 1
 
-/* The loader refuses an object whose number is not its own: the number of
- * entries of this map. */
+/* The number of entries of this map is the version of the interface. The loader refuses an
+ * object with another version than its own. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, STEER_ABI);

@@ -333,6 +333,30 @@ struct tcp_sock {
 	u8 repair : 1;
 };
 
+enum bpf_link_type {
+	BPF_LINK_TYPE_NETFILTER = 10,
+};
+
+struct bpf_link {
+	enum bpf_link_type type;
+};
+
+struct bpf_nf_link {
+	struct bpf_link link;
+	struct net *net;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__bpf_link {
+	struct bpf_iter_meta *meta;
+	struct bpf_link *link;
+};
+
 struct task_struct {
 	int pid;
 	int tgid;

@@ -1,7 +1,8 @@
-//! Two hosts tell each other by a TCP option that they have Fastsocket, and nobody else notices.
+//! Two hosts announce to each other by a TCP option that they have Fastsocket, and other hosts
+//! notice nothing.
 //!
-//! Hosts are network namespaces, and what runs in a host has a cgroup of its own: a socket belongs to that of the
-//! process that makes it.
+//! The hosts are network namespaces, and the processes of each host have a cgroup of their own. A
+//! socket belongs to the cgroup of the process that makes it.
 
 use fsocket_bpf::announce::{Announcer, Hosts};
 use fsocket_bpf::{probe, Error};
@@ -19,10 +20,10 @@ const CLIENT: u32 = 0x0f_fb22;
 const IPPROTO_MPTCP: i32 = 262;
 const TCP_FASTOPEN_CONNECT: i32 = 30;
 
-/// The process is in one cgroup at a time.
+/// Held during a test, because the process can be in one cgroup only.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A cgroup of a host; the process goes back when it ends.
+/// A cgroup of a host. When this value is dropped, the process returns to its first cgroup.
 struct Group {
     path: PathBuf,
     home: PathBuf,
@@ -38,7 +39,7 @@ impl Group {
         Group { path, home: root.join(own) }
     }
 
-    /// What `make` makes belongs to this group.
+    /// Runs `make` in this cgroup, so that its sockets and processes belong to the cgroup.
     fn within<T>(&self, make: impl FnOnce() -> T) -> T {
         enter(&self.path);
         let made = make();
@@ -61,7 +62,7 @@ impl Drop for Group {
 /// An announcer in a cgroup of a host.
 struct Side {
     host: NetHost,
-    // Before its group.
+    // Dropped before its group.
     announcer: Option<(Announcer, Hosts)>,
     group: Group,
 }
@@ -85,7 +86,7 @@ impl Side {
         self.announcer.as_ref().map(|(_, hosts)| hosts.known()).unwrap_or_default()
     }
 
-    /// A counter of the kernel's for this host: `Tcp`, `RetransSegs`.
+    /// A counter of the kernel for this host, for example table `Tcp`, name `RetransSegs`.
     fn counter(&self, table: &str, name: &str) -> u64 {
         self.host.within(|| {
             let all = ["snmp", "netstat"].map(|f| fs::read_to_string(format!("/proc/thread-self/net/{f}")).unwrap());
@@ -97,7 +98,7 @@ impl Side {
 }
 
 struct Net {
-    // Before the hosts.
+    // Dropped before the hosts.
     server: Side,
     client: Side,
     _hosts: fsocket_testkit::netns::Hosts,
@@ -146,7 +147,7 @@ impl Net {
         (ip, at.port()).into()
     }
 
-    /// A connection with a request and an answer: its two ends.
+    /// Makes a connection, and sends a request and an answer over it. Returns its two ends.
     fn talk(
         &self,
         listener: &TcpListener,
@@ -160,12 +161,12 @@ impl Net {
         (active, passive)
     }
 
-    /// Segments that were sent again, on both sides.
+    /// Number of segments that both sides have retransmitted.
     fn retransmitted(&self) -> u64 {
         [&self.server, &self.client].iter().map(|s| s.counter("Tcp:", "RetransSegs")).sum()
     }
 
-    /// What the two ends know of each other's host.
+    /// Checks what each of the two ends knows about the other end's host.
     #[track_caller]
     fn knows(&self, ends: &(TcpStream, TcpStream), client_knows: bool, server_knows: bool) {
         assert_eq!(self.client.behind(&ends.0), client_knows.then_some(SERVER), "the opening end");
@@ -182,8 +183,8 @@ fn exchange(active: &mut TcpStream, passive: &mut TcpStream) {
     assert_eq!(&got, b"answer!");
 }
 
-/// The opening end closes first. Where packets wait for ksoftirqd both ends could close at once, which takes a
-/// segment more.
+/// Closes the opening end first. If both ends closed at once (which can happen when packets wait
+/// for ksoftirqd), one more segment would be sent.
 fn close((active, passive): (TcpStream, TcpStream)) {
     for (first, mut then) in [(&active, &passive), (&passive, &active)] {
         first.shutdown(Shutdown::Write).unwrap();
@@ -193,7 +194,7 @@ fn close((active, passive): (TcpStream, TcpStream)) {
 
 fn socket(v6: bool, protocol: i32) -> OwnedFd {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // SAFETY: plain numbers; the descriptor is nobody else's.
+    // SAFETY: only numbers are passed, and no other value owns the new descriptor.
     unsafe {
         let fd = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, protocol);
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -202,7 +203,7 @@ fn socket(v6: bool, protocol: i32) -> OwnedFd {
 }
 
 fn set(socket: &impl AsRawFd, name: i32, value: i32) {
-    // SAFETY: an integer and its size.
+    // SAFETY: the value is an integer, and its size is passed.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, name, (&raw const value).cast(), 4) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
 }
@@ -234,7 +235,7 @@ fn both_say_it_and_both_know() {
     assert_eq!(counts(&net.server), [("opened", 0), ("accepted", 20), ("without", 0)]);
 }
 
-/// The same number of segments, whoever says it: no round trip more.
+/// The announcements cost no further segment and no round trip, whichever host sends them.
 #[test]
 fn strangers_do_not_notice() {
     need_hosts!();
@@ -283,7 +284,7 @@ fn fast_open() {
     sysctl(&net.server.host, "ipv4/tcp_fastopen", "3");
     sysctl(&net.client.host, "ipv4/tcp_fastopen", "3");
     let listener = net.listen(|fd| set(fd, libc::TCP_FASTOPEN, 16), false, 0);
-    // The first one asks for the cookie.
+    // The first connection asks for the Fast Open cookie.
     for n in 0..4 {
         let ends = net.talk(&listener, 0, |fd| set(fd, TCP_FASTOPEN_CONNECT, 1));
         net.knows(&ends, true, true);
@@ -292,7 +293,8 @@ fn fast_open() {
     assert_eq!(net.retransmitted(), 0);
 }
 
-/// Connections of MPTCP are made as ever. (Their sockets are not those that shake hands: nothing is known of them.)
+/// Connections of MPTCP are established as before. (Such a connection's socket is not the one
+/// that does the handshake, so the host at the other end stays unknown.)
 #[test]
 fn multipath() {
     need_hosts!();
@@ -302,7 +304,7 @@ fn multipath() {
     net.knows(&ends, false, false);
     let counter = |name| net.client.counter("MPTcpExt:", name);
     assert_eq!((counter("MPCapableSYNTX"), counter("MPCapableSYNACKRX")), (1, 1), "multipath is used");
-    // By a client without.
+    // A connection by a client without MPTCP.
     let ends = net.talk(&listener, 0, plain);
     net.knows(&ends, true, true);
     assert_eq!(net.retransmitted(), 0);
@@ -324,38 +326,40 @@ fn devices_that_strip_or_drop_the_option() {
     }
     assert_eq!(net.retransmitted(), 0);
     net.server.host.inside("nft", &["delete table inet strip"]).unwrap();
-    // Only what follows the SYN.
+    // The firewall removes the option only from segments after the SYN.
     rules("tcp flags & (syn | ack) == ack reset tcp option 254");
     let ends = net.talk(&listener, 0, plain);
     net.knows(&ends, true, false);
     assert_eq!(net.retransmitted(), 0);
     net.server.host.inside("nft", &["delete table inet strip"]).unwrap();
-    // A firewall that drops what it does not know: once.
+    // A firewall drops segments with the unknown option: this costs one retransmission.
     rules("tcp option 254 exists drop");
     let ends = net.talk(&listener, 0, plain);
     net.knows(&ends, false, false);
     assert_eq!(net.retransmitted(), 1);
 }
 
-/// Somebody else's program that was attached without flags keeps ours out, and that is said.
+/// Another owner's program that was attached without flags allows no other one, and the error
+/// says so.
 #[test]
 fn another_program_keeps_it_out() {
     need_hosts!();
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let group = Group::new("foreign");
     let first = Announcer::start(&group.path, 1).expect("the program loads");
-    // By the old call, which takes no others beside it.
+    // Attached by the old call, which allows no other program beside it.
     let foreign = Group::new("alone");
     first.attach_alone(&foreign.path).expect("attached without flags");
     match Announcer::start(&foreign.path, 2) {
         Err(Error::Busy { what: "sockops", .. }) => {}
         other => panic!("{:?}", other.err()),
     }
-    // Beside a program that lets others in there is room.
+    // A program that allows others leaves room for a second one.
     Announcer::start(&group.path, 3).expect("a second one");
 }
 
-/// The cost for a connection: `cargo test --release -p fsocket-bpf --test announce -- --ignored --nocapture cost`.
+/// Measures the cost of a connection: `cargo test --release -p fsocket-bpf --test announce --
+/// --ignored --nocapture cost`.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_connection() {
@@ -372,7 +376,7 @@ fn cost_of_a_connection() {
             let net = Net::new(says, says);
             let listener = net.listen(plain, false, 0);
             let to = net.address(&listener);
-            // Both ends and the network between them run in this thread.
+            // Both ends, and the network between them, run in this thread.
             let each = || {
                 let began = spent();
                 for _ in 0..CONNECTIONS {

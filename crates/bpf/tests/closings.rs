@@ -1,4 +1,4 @@
-//! Every way in which a socket stops to listen, or begins to, is counted before the call returns.
+//! Every way in which a socket begins or stops to listen is counted before the call returns.
 
 use fsocket_bpf::closings::{Closings, SIZE};
 use fsocket_bpf::Error;
@@ -31,8 +31,8 @@ fn every_end_of_a_listener_is_counted_at_once() {
     let before = closings.count(port);
     rustix::net::listen(&s, 1).unwrap();
     assert_eq!(closings.count(port), before + 1, "listen");
-    // Nobody else can write what clients rely on.
-    // SAFETY: a mapping that is expected not to come to be.
+    // Clients rely on the counts, so the page must not be mappable for writing.
+    // SAFETY: the mapping is expected to fail.
     let at = unsafe {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         libc::mmap(std::ptr::null_mut(), SIZE, prot, libc::MAP_SHARED, closings.page().as_raw_fd(), 0)

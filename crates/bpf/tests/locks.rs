@@ -1,4 +1,4 @@
-//! Lock contention that is made here, and must show under its name.
+//! Threads of this test contend for a lock, which must show under its name.
 
 use fsocket_bpf::locks::Locks;
 use fsocket_bpf::Error;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Threads that fight for this process's address space.
+/// Contends with other threads for the lock of this process's address space.
 fn fight(stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
-        // SAFETY: a mapping of its own, unmapped at once.
+        // SAFETY: this makes a new mapping and unmaps it at once.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
             let at = libc::mmap(std::ptr::null_mut(), 1 << 16, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);

@@ -1,4 +1,5 @@
-//! Both ends of a connection between two network namespaces find each other, and nobody else.
+//! Checks that the two ends of a connection between two network namespaces are found, and that no
+//! other socket is.
 
 use fsocket_bpf::pairs::{Pairs, Recorder};
 use fsocket_bpf::Error;
@@ -35,7 +36,7 @@ fn cookie(socket: &impl AsFd) -> u64 {
     sockopt::socket_cookie(socket).unwrap()
 }
 
-/// A connection from one host to the other, its two ends.
+/// A connection from one host to the other. Returns its two ends.
 fn connection(client: &NetHost, server: &NetHost, to: IpAddr) -> (TcpStream, TcpStream) {
     let listener = server.within(|| TcpListener::bind((to, 0))).unwrap();
     let to = listener.local_addr().unwrap();
@@ -51,7 +52,7 @@ fn two_hosts() -> (Hosts, NetHost, NetHost) {
 }
 
 fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) {
-    // SAFETY: an integer and its size.
+    // SAFETY: the value is an integer, and its size is passed.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
 }
@@ -68,12 +69,13 @@ fn ends_find_each_other_across_namespaces() {
             assert_eq!(pairs.peer_of(cookie(&passive)), Some(cookie(&active)), "{to}");
         }
     }
-    // Within one namespace addresses say it.
+    // Within one namespace no pair is recorded, because the addresses identify both ends.
     let (active, passive) = connection(&client, &client, IpAddr::from([127, 0, 0, 1]));
     assert_eq!((pairs.peer_of(cookie(&active)), pairs.peer_of(cookie(&passive))), (None, None));
 }
 
-/// A socket that the kernel makes established without a packet is nobody's end.
+/// If the kernel makes a socket established without a packet (TCP_REPAIR), the socket is no
+/// connection's end.
 #[test]
 fn a_repaired_socket_is_no_end() {
     need_hosts!();
@@ -93,8 +95,8 @@ fn a_repaired_socket_is_no_end() {
     assert_eq!(pairs.peer_of(cookie(&active)), Some(cookie(&passive)));
 }
 
-/// An end that the kernel gives a watched connection is told; a close by a program is not. `misses`: the program that sees
-/// all changes of state has missed these.
+/// If the kernel ends a watched connection, this is reported; a close by a program is not.
+/// `misses`: the BPF program `changes` is detached, so `errors` must report the end.
 fn end_is_told(misses: bool) {
     let Some((mut recorder, pairs)) = start() else { return };
     let (_hosts, client, server) = two_hosts();
@@ -113,6 +115,9 @@ fn end_is_told(misses: bool) {
         recorder.miss_changes();
     }
     drop((closed, other, peer_of_left));
+    // The end of this stream has arrived before the device goes down, so a program has closed the
+    // connection.
+    assert_eq!((&left).read(&mut [0]).unwrap(), 0);
     client.inside("ip", &["link", "set", &client.interfaces[0].device, "down"]).unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     let mut ended = Vec::new();
@@ -136,7 +141,7 @@ fn also_if_the_change_was_missed() {
     end_is_told(true);
 }
 
-/// Many connections that end at once do not push out the end of another one.
+/// If many connections end at once, none of their ends is lost.
 #[test]
 fn no_end_is_lost_among_many() {
     const MANY: usize = 5000;
@@ -151,16 +156,18 @@ fn no_end_is_lost_among_many() {
         let (passive, _) = listener.accept().unwrap();
         watched.insert(cookie(&active));
         pairs.watch(active.as_fd());
-        // The other end resets it.
+        // The other end resets the connection.
         sockopt::set_socket_linger(&passive, Some(Duration::ZERO)).unwrap();
         drop(passive);
-        // Its kernel may take up the packet later (ksoftirqd): a close before that is the program's, and not told.
+        // The peer's kernel may handle the packet later (ksoftirqd). If this end were closed
+        // before that, its own program would have closed it, and the end would not be reported.
         assert_eq!((&active).read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
     assert_eq!(pairs.ended().into_iter().collect::<std::collections::BTreeSet<_>>(), watched);
 }
 
-/// A process that is root in user and network namespaces of its own is nobody's other end.
+/// A process that is root in user and network namespaces of its own cannot pass for the other
+/// end.
 #[test]
 fn an_end_in_somebody_elses_namespace_is_none() {
     need_hosts!();
@@ -168,7 +175,7 @@ fn an_end_in_somebody_elses_namespace_is_none() {
     let (_hosts, client, server) = two_hosts();
     let listener = server.within(|| TcpListener::bind((server.interfaces[0].v4, 0))).unwrap();
     let to = listener.local_addr().unwrap();
-    // Its network namespace is its own, and root here has given it a way out.
+    // It has a network namespace of its own, to which root (this test) has given a connection.
     let script = format!(
         "read line; exec {} -c 'import socket, sys; s = socket.create_connection((\"{}\", {})); sys.stdin.read()'",
         fsocket_testkit::PYTHON,

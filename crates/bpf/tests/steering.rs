@@ -1,6 +1,6 @@
-//! Steering between hosts whose queues interrupt like a card's, on both sides
-//! of the comparison: without it half of the packets come to the wrong CPU,
-//! with it none.
+//! Tests steering between hosts whose receive queues interrupt like those of a network card. Both
+//! cases are tested: without steering, half of the packets come to the wrong CPU; with steering,
+//! none do.
 
 use fsocket_bpf::locality::{Cell, Kind, Locality};
 use fsocket_bpf::slices::Slices;
@@ -20,7 +20,7 @@ const ROUNDS: usize = 10;
 const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Leaves where the test cannot run.
+/// Ends the test if it cannot run here.
 macro_rules! need_two_cpus_and_bpf {
     () => {
         need_hosts!();
@@ -33,8 +33,8 @@ macro_rules! need_two_cpus_and_bpf {
     };
 }
 
-/// CPUs of this machine, which all take part. Counted once, because a pinned
-/// thread would count only its own.
+/// All CPUs of this machine, which all take part. They are counted once, because a pinned thread
+/// would count only its own CPU.
 fn cpus() -> Vec<usize> {
     static COUNT: OnceLock<usize> = OnceLock::new();
     (0..*COUNT.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))).collect()
@@ -44,7 +44,7 @@ fn cpu_numbers() -> Vec<u32> {
     cpus().iter().map(|cpu| *cpu as u32).collect()
 }
 
-/// With a queue for every CPU.
+/// Three hosts in a row, with a receive queue for every CPU.
 fn chain() -> Chain {
     Chain::new(cpus().len(), &Receive::Threads(cpus())).expect("hosts")
 }
@@ -53,16 +53,16 @@ fn slices() -> Slices {
     Slices::new(32768..=60999, &cpu_numbers()).unwrap()
 }
 
-/// A socket of `host`, with its source port from a slice if one is given.
+/// A socket of the calling thread's host. With `slice`, its source port comes from this slice.
 fn socket(v6: bool, slice: Option<usize>) -> libc::c_int {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // SAFETY: plain numbers.
+    // SAFETY: only numbers are passed.
     let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0);
     if let Some(slice) = slice {
         let range = slices().range(slice);
         let both = u32::from(*range.start()) | u32::from(*range.end()) << 16;
-        // SAFETY: a u32 and its size.
+        // SAFETY: the value is a u32, and its size is passed.
         let result =
             unsafe { libc::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, (&raw const both).cast(), 4) };
         if result != 0 {
@@ -72,16 +72,17 @@ fn socket(v6: bool, slice: Option<usize>) -> libc::c_int {
     fd
 }
 
-/// Before 6.3 a socket has no range: a port of the slice, each only once.
+/// Before Linux 6.3 a socket has no range of ports: binds it to a port of the slice, each port
+/// once.
 fn bind_in(fd: libc::c_int, v6: bool, range: &std::ops::RangeInclusive<u16>) {
     static USED: AtomicU16 = AtomicU16::new(0);
     let port = range.start() + USED.fetch_add(1, Ordering::Relaxed) % (range.end() - range.start());
-    // SAFETY: all zero is an address; a v4 one is shorter than a v6 one.
+    // SAFETY: a zeroed address is valid; an IPv4 address is shorter than an IPv6 one.
     let mut any: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
     any.sin6_family = if v6 { libc::AF_INET6 } else { libc::AF_INET } as u16;
     any.sin6_port = port.to_be();
     let size = if v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
-    // SAFETY: an address of at least the size given.
+    // SAFETY: the address has at least the given size.
     let result = unsafe { libc::bind(fd, (&raw const any).cast(), size as u32) };
     assert_eq!(result, 0, "bind to {port}: {}", std::io::Error::last_os_error());
 }
@@ -96,7 +97,7 @@ fn connect(to: SocketAddr, slice: Option<usize>) -> TcpStream {
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            // SAFETY: an address of the size given.
+            // SAFETY: the address has the given size.
             (unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as u32) }, size_of_val(&raw))
         }
         SocketAddr::V6(a) => {
@@ -107,31 +108,32 @@ fn connect(to: SocketAddr, slice: Option<usize>) -> TcpStream {
                 sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
                 sin6_scope_id: 0,
             };
-            // SAFETY: an address of the size given.
+            // SAFETY: the address has the given size.
             (unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as u32) }, size_of_val(&raw))
         }
     };
     assert_eq!(result, 0, "connect to {to} ({size} bytes): {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is ours alone.
+    // SAFETY: nothing else owns the new descriptor.
     unsafe { TcpStream::from_raw_fd(fd) }
 }
 
-/// The netns cookie of a host.
+/// The cookie of a host's network namespace.
 fn cookie(host: &NetHost) -> u64 {
     host.within(|| {
         let fd = socket(false, None);
         let (mut cookie, mut size) = (0u64, 8u32);
-        // SAFETY: room for the answer, of the size named.
+        // SAFETY: `cookie` has room for the answer, and `size` is its size.
         let result =
             unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &mut size) };
-        // SAFETY: ours alone.
+        // SAFETY: no other value owns the descriptor.
         unsafe { libc::close(fd) };
         assert_eq!(result, 0);
         cookie
     })
 }
 
-/// Echoes on `address` of `host`, on CPU `cpu`, `connections` in turn.
+/// Starts a thread, which may run on `cpus`. It echoes on `address` of `host`, for this number of
+/// `connections`, one after the other.
 fn echo(host: &NetHost, address: SocketAddr, cpus: &[usize], connections: usize) -> thread::JoinHandle<()> {
     let listener = host.within(|| TcpListener::bind(address)).expect("listen");
     let cpus = cpus.to_vec();
@@ -148,8 +150,8 @@ fn echo(host: &NetHost, address: SocketAddr, cpus: &[usize], connections: usize)
     })
 }
 
-/// Opens connections from the middle host on each CPU in turn, with the source
-/// port from that CPU's slice if `sliced`.
+/// Opens connections from the middle host, on each CPU in turn. With `sliced`, the source port
+/// comes from that CPU's slice.
 fn talk(chain: &Chain, to: SocketAddr, sliced: bool) {
     let server = echo(&chain.backend, to, &cpus(), CONNECTIONS);
     for number in 0..CONNECTIONS {
@@ -171,14 +173,15 @@ fn talk(chain: &Chain, to: SocketAddr, sliced: bool) {
 
 fn active(cells: &[Cell]) -> (u64, u64) {
     let mine = || cells.iter().filter(|c| c.tgid == std::process::id() && c.kind == Kind::Active);
-    // Shown when the test fails: on CPU, used on CPU, packets.
+    // Printed for a failing test: CPU that handled the packets, CPU that used them, number of
+    // packets.
     println!("{:?}", mine().map(|c| (c.handled, c.app, c.packets)).collect::<Vec<_>>());
     let sum = |local| mine().filter(|c| c.is_local() == local).map(|c| c.packets).sum();
     (sum(true), sum(false))
 }
 
-/// Packets of active connections, on the right CPU and on another, while
-/// `work` ran.
+/// Runs `work`. Returns the number of packets of active connections that came to the right CPU
+/// meanwhile, and the number of others.
 fn measured(work: impl FnOnce()) -> (u64, u64) {
     let measuring = Locality::start().unwrap_or_else(|e| panic!("{e}"));
     work();
@@ -206,8 +209,8 @@ fn total(steering: &Steering, name: &str) -> u64 {
     counts.iter().find(|c| c.name == name).expect("a counter").total()
 }
 
-/// Segments that this host has sent again. A delayed one may look lost; a path
-/// that loses packets shows them by the dozen.
+/// Number of segments that this host has retransmitted. A few may be only delayed; a path that
+/// loses packets causes dozens.
 fn retransmitted(host: &NetHost) -> u64 {
     let text = host.within(|| std::fs::read_to_string("/proc/thread-self/net/snmp")).expect("snmp");
     let mut tcp = text.lines().filter(|line| line.starts_with("Tcp:")).map(|line| line.split(' '));
@@ -220,53 +223,17 @@ fn device(chain: &Chain) -> &Interface {
     &chain.middle.interfaces[1]
 }
 
-/// One test at a time: they pin the same two CPUs and count per process.
-static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// Held during a test, because all tests pin the same two CPUs and count packets of this process.
+static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn turn() -> std::sync::MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-#[test]
-fn active_connections_are_local_with_slices_and_not_without() {
-    need_two_cpus_and_bpf!();
-    let _alone = alone();
-    for mode in [Mode::Native, Mode::Generic] {
-        let chain = chain();
-        // The backend at a well-known port, at any port, over IPv6.
-        let v4 = |port| SocketAddr::from((chain.backend_address(), port));
-        let v6 = SocketAddr::from((chain.backend.interfaces[0].v6, 80));
-        let (local, remote) = measured(|| talk(&chain, v4(80), false));
-        let total_packets = local + remote;
-        assert!(
-            total_packets >= (CONNECTIONS * ROUNDS) as u64 && remote * 5 > total_packets,
-            "stock should miss about half: {local} local, {remote} remote"
-        );
-
-        let request = Request { mode: Some(mode), ..request(device(&chain), &chain.middle, Policy::Rfd) };
-        let steering = chain.middle.within(|| Steering::attach(&request)).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(steering.mode().0, mode);
-        steering.set_slices(&slices()).expect("slices");
-        for to in [v4(80), v4(5000), v6] {
-            let (local, remote) = measured(|| talk(&chain, to, true));
-            println!("{:?}", verdicts(&steering));
-            assert!(local >= (CONNECTIONS * ROUNDS) as u64, "{mode:?} {to}: {local} local, {remote} elsewhere");
-            assert_eq!(remote, 0, "{mode:?} {to}: beside {local} local ones");
-        }
-        assert!(total(&steering, "to_other") > 0 && total(&steering, "to_self") > 0);
-        assert_eq!(total(&steering, "no_cpu") + total(&steering, "queue_full"), 0);
-        let lost = retransmitted(&chain.middle) + retransmitted(&chain.backend);
-        assert!(lost < 10, "{mode:?}: {lost} segments were sent again");
-        println!(
-            "{mode:?}: {:?}",
-            steering.counts().map(|c| c.iter().map(|c| (c.name, c.total())).collect::<Vec<_>>())
-        );
-    }
-}
-
-/// The network spreads the flows, the clients take any port: what remains is to remember.
+/// The network spreads the flows and clients use any port, so the only way left is to remember
+/// the CPU.
 fn remembered(policy: Policy, slices: bool) {
-    let _alone = alone();
+    let _turn = turn();
     let chain = chain();
     let request = Request { slices, ..request(device(&chain), &chain.middle, policy) };
     let steering = chain.middle.within(|| Steering::attach(&request)).unwrap_or_else(|e| panic!("{e}"));
@@ -290,27 +257,9 @@ fn remembered(policy: Policy, slices: bool) {
 }
 
 #[test]
-fn receive_cpu_selection_follows_the_reader() {
-    need_two_cpus_and_bpf!();
-    remembered(Policy::RecvCpu, true);
-}
-
-#[test]
-fn active_connections_are_local_where_they_were_opened() {
-    need_two_cpus_and_bpf!();
-    remembered(Policy::ConnectCpu, true);
-}
-
-#[test]
-fn rfd_remembers_where_the_kernel_has_no_port_ranges() {
-    need_two_cpus_and_bpf!();
-    remembered(Policy::Rfd, false);
-}
-
-#[test]
 fn ends_without_a_trace_and_tells_when_the_device_is_gone() {
     need_two_cpus_and_bpf!();
-    let _alone = alone();
+    let _turn = turn();
     let chain = chain();
     let request = request(device(&chain), &chain.middle, Policy::Rfd);
     let attach = || chain.middle.within(|| Steering::attach(&request));
@@ -347,4 +296,65 @@ fn the_test_itself_uses_the_sockets_it_says() {
         assert!(stream.as_raw_fd() > 2);
     }
     server.join().expect("server");
+}
+
+/// [`Locality`] attaches a program to the root of all cgroups. Every monitor that looks for policies finds it there, and
+/// asks the kernel first.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn active_connections_are_local_with_slices_and_not_without() {
+        need_two_cpus_and_bpf!();
+        let _turn = turn();
+        for mode in [Mode::Native, Mode::Generic] {
+            let chain = chain();
+            // The backend listens on a well-known port, on any port, and on an IPv6 address.
+            let v4 = |port| SocketAddr::from((chain.backend_address(), port));
+            let v6 = SocketAddr::from((chain.backend.interfaces[0].v6, 80));
+            let (local, remote) = measured(|| talk(&chain, v4(80), false));
+            let total_packets = local + remote;
+            assert!(
+                total_packets >= (CONNECTIONS * ROUNDS) as u64 && remote * 5 > total_packets,
+                "stock should miss about half: {local} local, {remote} remote"
+            );
+
+            let request = Request { mode: Some(mode), ..request(device(&chain), &chain.middle, Policy::Rfd) };
+            let steering = chain.middle.within(|| Steering::attach(&request)).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(steering.mode().0, mode);
+            steering.set_slices(&slices()).expect("slices");
+            for to in [v4(80), v4(5000), v6] {
+                let (local, remote) = measured(|| talk(&chain, to, true));
+                println!("{:?}", verdicts(&steering));
+                assert!(local >= (CONNECTIONS * ROUNDS) as u64, "{mode:?} {to}: {local} local, {remote} elsewhere");
+                assert_eq!(remote, 0, "{mode:?} {to}: beside {local} local ones");
+            }
+            assert!(total(&steering, "to_other") > 0 && total(&steering, "to_self") > 0);
+            assert_eq!(total(&steering, "no_cpu") + total(&steering, "queue_full"), 0);
+            let lost = retransmitted(&chain.middle) + retransmitted(&chain.backend);
+            assert!(lost < 10, "{mode:?}: {lost} segments were sent again");
+            println!(
+                "{mode:?}: {:?}",
+                steering.counts().map(|c| c.iter().map(|c| (c.name, c.total())).collect::<Vec<_>>())
+            );
+        }
+    }
+
+    #[test]
+    fn receive_cpu_selection_follows_the_reader() {
+        need_two_cpus_and_bpf!();
+        remembered(Policy::RecvCpu, true);
+    }
+
+    #[test]
+    fn active_connections_are_local_where_they_were_opened() {
+        need_two_cpus_and_bpf!();
+        remembered(Policy::ConnectCpu, true);
+    }
+
+    #[test]
+    fn rfd_remembers_where_the_kernel_has_no_port_ranges() {
+        need_two_cpus_and_bpf!();
+        remembered(Policy::Rfd, false);
+    }
 }

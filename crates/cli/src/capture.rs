@@ -1,7 +1,8 @@
-//! `fastsocket capture`: the bytes of a running program, as a file that Wireshark reads.
+//! `fastsocket capture`: writes the bytes of a running program to a file that Wireshark reads.
 //!
-//! They are in shared memory, where no packet is. So the program is switched off for that time
-//! ([`crate::operate`]), and the kernel's own capture on the loopback device sees its connections as they are.
+//! The bytes are in shared memory, where there are no packets. So the program uses the kernel for that time
+//! ([`crate::operate`]), and the kernel's own capture on the loopback device sees its connections. However the command
+//! ends, it first returns the program to shared memory.
 
 mod filter;
 mod pcapng;
@@ -13,15 +14,17 @@ use clap::Args;
 use filter::Filter;
 use fsocket_client::control;
 use fsocket_proto::operate::Target;
+use fsocket_proto::report::Connection;
 use pcapng::Writer;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use socket::{Loopback, Stop};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Packets between two looks at the time.
+/// Number of packets between two looks at the time.
 const AT_ONCE: usize = 1000;
 
 /// The file could not be written, or the connections are not back in shared memory.
@@ -33,7 +36,7 @@ const EXIT_NOTHING: i32 = 2;
 ///
 /// For that time the program uses the kernel (fastsocket off), and the loopback device is captured; afterwards it is as
 /// before (fastsocket on). Until SIGINT or SIGTERM, or for --seconds. Needs CAP_NET_RAW. Connections to other
-/// hosts do not pass that device: tcpdump sees them in any case.
+/// hosts do not pass that device: tcpdump sees them in any case. Unix connections have no packets.
 ///
 /// Exit status: 0 done; 1 the file could not be written; 2 there is no such process or unit with the library, or
 /// this user may not capture.
@@ -85,24 +88,30 @@ pub fn run(args: &Capture) -> i32 {
     }
 }
 
-/// The programs are off until this goes.
+/// The programs use the kernel until this is dropped.
 struct Switched {
     socket: PathBuf,
     target: Target,
     pids: BTreeSet<i32>,
-    /// An operator had switched them off before.
+    /// An operator had already moved them to the kernel.
     were_off: bool,
 }
 
 impl Switched {
     fn off(target: &Target) -> Result<Switched> {
         let socket = operate::socket(target)?;
-        let before = control::brief_report(&socket)?;
+        let before = control::report(&socket)?;
         let outcome = operate::ask(&socket, target, true).map_err(|e| anyhow::anyhow!(operate::why(target, &e)))?;
         let pids: BTreeSet<i32> = outcome.processes.keys().filter_map(|pid| i32::try_from(*pid).ok()).collect();
         let was_off = |pid: &u32| before.processes.iter().any(|p| p.pid == *pid && p.off);
         let were_off = outcome.processes.keys().all(was_off);
         let switched = Switched { socket, target: target.clone(), pids, were_off };
+        let is_unix = |c: &&Connection| c.local.parse::<SocketAddr>().is_err();
+        let is_theirs = |c: &&Connection| c.pids.iter().any(|pid| outcome.processes.contains_key(pid));
+        match before.connections.iter().filter(is_theirs).filter(is_unix).count() {
+            0 => {}
+            n => eprintln!("fastsocket: {n} Unix connections are not in the file: the kernel makes no packets of them"),
+        }
         if outcome.left > 0 {
             eprintln!("fastsocket: {} connections are seen from the program's next call on", outcome.left);
         }
@@ -121,14 +130,14 @@ impl Switched {
         }
         match operate::ask(&self.socket, &self.target, false) {
             Ok(_) => Ok(()),
-            // It has ended.
+            // The process has ended.
             Err(e) if operate::errno(&e) == Some(libc::ENOENT) => Ok(()),
             Err(e) => bail!("{}; it stays with the kernel", operate::why(&self.target, &e)),
         }
     }
 }
 
-/// The file has its name only when it is whole. The number of packets.
+/// The file gets its name only when it is complete. Returns the number of packets.
 fn capture(args: &Capture, loopback: &Loopback, stop: &Stop, pids: &BTreeSet<i32>) -> Result<u64> {
     let failed = || args.write.display().to_string();
     let directory = args.write.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));

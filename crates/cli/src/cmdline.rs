@@ -7,13 +7,13 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-/// What library and commands read, as [`fsocket_proto::paths`] has it.
+/// The environment variables of library and commands, as in [`fsocket_proto::paths`].
 pub const ENVIRONMENT: &str = "\
 Environment:
   FASTSOCKET_SOCKET   the monitor's socket [default: the system's, else a private one]
   FASTSOCKET_DISABLE  parts that are off, as --no-shm, --no-zones, --no-balance: shm,zones,balance
   FASTSOCKET_PIN      as --pin
-  FASTSOCKET_UPGRADE  calls on a kernel connection before it may go over to shared memory; 0: never
+  FASTSOCKET_UPGRADE  calls on a kernel connection before it may move to shared memory; 0: never
   FASTSOCKET_PATIENCE milliseconds that a program waits for a busy monitor before it uses the kernel [default: 250]
   FASTSOCKET_SUMMARY  as --summary: the number of the process that prints in any case
   FASTSOCKET_LIBRARY, FASTSOCKET_MONITOR  as --library, --monitor
@@ -31,7 +31,7 @@ pub struct Doctor {
 
 /// Run a program with accelerated sockets (both ends of a connection must run this way)
 ///
-/// If anything of ours is missing, or the program cannot load the library (static, Go), one
+/// If a part of Fastsocket is missing, or the program cannot load the library (static, Go), one
 /// warning says so and the program runs on stock sockets.
 ///
 /// Exit status: the program's; 125 if fastsocket itself fails, 126 if the
@@ -48,20 +48,20 @@ pub struct Run {
     /// No connection stealing: a worker takes from its own queue and the shared one only
     #[arg(long)]
     pub no_balance: bool,
-    /// Unix sockets stay the kernel's
+    /// Unix sockets stay on the kernel
     #[arg(long)]
     pub no_unix: bool,
-    /// Whether workers are pinned to the CPU of their zone: `auto` where the
-    /// program has not and there is a CPU for each, `never`, `require` (no zone
-    /// for workers that the program has not pinned)
+    /// Whether workers are pinned to the CPU of their zone: `auto` (if the program has not pinned
+    /// them and there is a CPU for each), `never`, or `require` (no zone for workers that the
+    /// program has not pinned)
     #[arg(long, value_enum, default_value_t = PinMode::Never)]
     pub pin: PinMode,
-    /// Fail, with status 125, where the program would run on stock sockets
+    /// Fail with status 125 if the program would run on stock sockets
     #[arg(long)]
     pub require: bool,
     /// Print one line when the program exits: its connections over shared memory, over the kernel, and why.
-    /// Programs that it starts print one, too, if they had connections. None is printed where a signal
-    /// ends the program, or a system call of its own
+    /// Its child programs print a line, too, if they had connections. None is printed where a signal ends
+    /// the program, or a system call of its own
     #[arg(long)]
     pub summary: bool,
     /// Print the library and the monitor in use
@@ -83,7 +83,7 @@ pub enum PinMode {
 }
 
 impl PinMode {
-    /// As in the environment.
+    /// The value of the environment variable that tells the library of this mode.
     pub fn word(self) -> &'static str {
         match self {
             PinMode::Auto => "auto",
@@ -105,7 +105,7 @@ pub struct Stat {
     /// it, in the same name with .svg
     #[arg(long, value_name = "FILE.json", requires = "zones", conflicts_with = "reset")]
     pub timeline: Option<PathBuf>,
-    /// How long that goes on
+    /// Duration of the timeline
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, requires = "timeline")]
     pub seconds: f64,
     /// JSON output
@@ -117,7 +117,7 @@ pub struct Stat {
     /// Also counters that are zero
     #[arg(long)]
     pub all: bool,
-    /// Print again and again, so often
+    /// Print again after each such pause
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["reset", "timeline", "locality", "locks"],
         value_parser = clap::value_parser!(u64).range(1..))]
     pub watch: Option<u64>,
@@ -143,22 +143,22 @@ pub struct Stat {
 pub struct Steer {
     /// Network device, in this network namespace
     pub device: Option<String>,
-    /// rfd (connections we open, by source port), flow-groups (and accepted ones, by the
-    /// client's port), connect-cpu (connections anybody opens, without the library, too),
-    /// recv-cpu (where the application last read), or a BPF object of your own
+    /// rfd (opened connections, by source port), flow-groups (also accepted ones, by the client's
+    /// port), connect-cpu (opened connections, also without the library), recv-cpu (where the
+    /// application last read), or the file of a BPF object
     #[arg(long, default_value = "rfd")]
     pub policy: String,
-    /// Tell accepted connections by the socket table, not by well-known ports
+    /// Recognize accepted connections by the socket table, not by well-known ports
     #[arg(long)]
     pub precise: bool,
     /// CPUs that take part, as 0-3,8 [default: all that the monitor may use]
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuSet>,
-    /// rules in the card, those and its RSS table, native or generic XDP, or the kernel's RPS with RFS [default: the
+    /// Rules in the card, rules with its RSS table, native or generic XDP, or the kernel's RPS with RFS [default: the
     /// first of these that works]
     #[arg(long, value_parser = ["ntuple", "rss", "native", "generic", "rps"])]
     pub mode: Option<String>,
-    /// Stop; the device is as it was
+    /// Stop steering and restore the device
     #[arg(long, requires = "device", conflicts_with_all = ["policy", "precise", "cpus", "mode"])]
     pub off: bool,
     /// JSON output
@@ -180,7 +180,7 @@ pub struct Explain {
     pub json: bool,
 }
 
-/// What `explain` explains.
+/// The subject that `explain` explains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     Process(i32),
@@ -195,7 +195,7 @@ pub fn parse_target(text: &str) -> Result<Target, String> {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(Target::Listener(Some(address.ip()), address.port()));
     }
-    let wrong = || format!("{text:?} is no process and no HOST:PORT");
+    let wrong = || format!("{text:?} is neither a process nor HOST:PORT");
     let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
     let port = port.parse().map_err(|_| wrong())?;
     if matches!(host, "" | "*") {

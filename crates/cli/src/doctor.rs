@@ -1,4 +1,5 @@
-//! `fastsocket doctor`: is what we need there?
+//! `fastsocket doctor`: checks whether this machine has what Fastsocket needs. Each check prints one line and changes
+//! nothing.
 
 use crate::cmdline::Doctor;
 use crate::program;
@@ -12,9 +13,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Oldest kernel that we are tested on.
+/// The oldest kernel on which Fastsocket is tested.
 const KERNEL: (u32, u32) = (6, 1);
-/// Descriptors that a busy program and the library want together.
+/// Number of file descriptors that a busy program needs together with the library.
 const DESCRIPTORS: u64 = 1024;
 
 type Check = fn(&Pieces) -> Result<String>;
@@ -33,7 +34,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("other hosts", other_hosts),
 ];
 
-/// Prints one line per check; 1 if any failed.
+/// Prints one line for each check; returns 1 if any has failed.
 pub fn run(args: &Doctor) -> i32 {
     let mut bad = 0;
     let named = args.program.as_deref().map(|file| ("program", can_load(file)));
@@ -58,7 +59,8 @@ fn kernel(_: &Pieces) -> Result<String> {
     Ok(release)
 }
 
-/// What the papers patched, and a kernel of [`KERNEL`] or later has (docs/network.md).
+/// Checks for features that the Fastsocket papers patched into the kernel. Every kernel since
+/// [`KERNEL`] has them.
 fn does_itself(_: &Pieces) -> Result<String> {
     let on = |name: &str| {
         let value = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
@@ -75,7 +77,7 @@ fn does_itself(_: &Pieces) -> Result<String> {
 }
 
 fn membarrier(_: &Pieces) -> Result<String> {
-    // SAFETY: a query; no pointers.
+    // SAFETY: MEMBARRIER_CMD_QUERY takes no pointers and changes nothing.
     let commands = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_QUERY, 0, 0) };
     ensure!(commands >= 0, "not supported: {}", std::io::Error::last_os_error());
     for (name, bit) in [
@@ -105,7 +107,7 @@ fn netns_cookie(_: &Pieces) -> Result<String> {
     let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).context("no socket on 127.0.0.1")?;
     let (mut cookie, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    // SAFETY: `cookie` and `len` live through the call and fit each other.
+    // SAFETY: `cookie` is live during the call, and `len` is its size.
     let result =
         unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, (&raw mut cookie).cast(), &mut len) };
     ensure!(result == 0, "{}", std::io::Error::last_os_error());
@@ -130,7 +132,7 @@ fn address_space(_: &Pieces) -> Result<String> {
     }
 }
 
-/// A memfd counts as a file here, too.
+/// Checks RLIMIT_FSIZE, because the kernel applies this limit to a memfd, too.
 fn file_size(_: &Pieces) -> Result<String> {
     let need = channel::CHANNEL_SIZE as u64;
     match getrlimit(Resource::Fsize).current {
@@ -139,7 +141,7 @@ fn file_size(_: &Pieces) -> Result<String> {
     }
 }
 
-/// Does a program that loads it start, and has it loaded it?
+/// Starts a program with the library in LD_PRELOAD, and checks that the library is mapped there.
 fn library(pieces: &Pieces) -> Result<String> {
     let path = locate::library(pieces.library.as_deref()).map_err(|e| anyhow!(e))?;
     let output =
@@ -151,7 +153,7 @@ fn library(pieces: &Pieces) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Can this program load the library?
+/// Checks whether the loader can put the library into this program.
 fn can_load(file: &Path) -> Result<String> {
     let path = program::in_path(file.as_os_str()).ok_or_else(|| anyhow!("{}: not found", file.display()))?;
     let kind = program::look(&path).with_context(|| path.display().to_string())?;
@@ -161,14 +163,15 @@ fn can_load(file: &Path) -> Result<String> {
     Ok(format!("{} ({})", path.display(), kind.word()))
 }
 
-/// Whether they are told that this one has Fastsocket (`[hosts]` of the monitor's configuration).
+/// Reports whether this host announces Fastsocket to others (`[hosts]` of the monitor's
+/// configuration).
 fn other_hosts(_: &Pieces) -> Result<String> {
-    let Ok(socket) = control::find() else { return Ok("not told, no monitor runs".to_owned()) };
+    let Ok(socket) = control::find() else { return Ok("not announced: no monitor runs".to_owned()) };
     let hosts = control::brief_report(&socket)?.hosts;
     match hosts.state.as_str() {
-        "off" | "" => Ok("not told (docs/hosts.md)".to_owned()),
-        "on" => Ok(format!("told, number {}", hosts.number)),
-        why => bail!("not told: {why}"),
+        "off" | "" => Ok("not announced (docs/hosts.md)".to_owned()),
+        "on" => Ok(format!("announced, number {}", hosts.number)),
+        why => bail!("not announced: {why}"),
     }
 }
 
@@ -176,7 +179,10 @@ fn monitor(pieces: &Pieces) -> Result<String> {
     match control::find() {
         Ok(socket) => {
             let report = control::report(&socket)?;
-            Ok(format!("process {} at {}, up {:.0} s", report.monitor_pid, socket.display(), report.uptime))
+            let others: String =
+                control::others(&socket).iter().map(|(abi, _)| format!("; one of ABI {abi} stays")).collect();
+            let at = socket.display();
+            Ok(format!("process {} at {at}, up {:.0} s{others}", report.monitor_pid, report.uptime))
         }
         Err(none) => {
             let path = locate::monitor(pieces.monitor.as_deref()).map_err(|e| anyhow!("{none}, and {e}"))?;

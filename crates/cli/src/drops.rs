@@ -1,14 +1,15 @@
-//! Programs that start another one without the library, or are started without it themselves: `fastsocket run` says so.
+//! Finds programs that will lose the library: they start another program without it, or they run
+//! with more rights, so that the loader ignores LD_PRELOAD. `fastsocket run` warns about them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Commands that start a program in an environment of their own choice.
+/// Commands that start a program with an environment of their own, without LD_PRELOAD.
 const SWITCH_USER: [&str; 5] = ["sudo", "su", "doas", "pkexec", "runuser"];
 
-/// Why the library is lost, if it is; `path`: the file of the program.
+/// The reason why `program` will lose the library, or `None`. `path`: the file of the program.
 pub fn why(program: &[OsString], path: Option<&Path>) -> Option<String> {
     let name = Path::new(program.first()?).file_name()?;
     let advice = "put 'fastsocket run --' behind it";
@@ -22,15 +23,16 @@ pub fn why(program: &[OsString], path: Option<&Path>) -> Option<String> {
     Some(format!("{} {why}: the loader ignores LD_PRELOAD for it", name.to_string_lossy()))
 }
 
-/// Do `env`'s own arguments say that it begins with an empty environment?
+/// Whether the arguments of `env` request an empty environment.
 fn clears(args: &[OsString]) -> bool {
     let own = args.iter().map(|a| a.as_bytes()).take_while(|a| a.starts_with(b"-") || a.contains(&b'='));
     let short = |a: &[u8]| a.starts_with(b"-") && a.contains(&b'i') && a[1..].iter().all(|c| b"i0v".contains(c));
     own.into_iter().any(|a| a == b"-" || a == b"--ignore-environment" || short(a))
 }
 
-/// Is it another user's or group's by its file, or has it capabilities? (With the rights that one has already the loader
-/// is not careful.)
+/// Whether the file runs as another user or group, or with capabilities; then the loader ignores
+/// LD_PRELOAD. `None` also if the caller already has these rights, because the loader then accepts
+/// LD_PRELOAD.
 fn gains_rights(path: &Path) -> Option<&'static str> {
     let file = std::fs::metadata(path).ok()?;
     if file.mode() & libc::S_ISUID != 0 && file.uid() != rustix::process::geteuid().as_raw() {

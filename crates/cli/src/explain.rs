@@ -1,19 +1,24 @@
-//! `fastsocket explain`: why is this process, or this listener, not accelerated?
+//! `fastsocket explain`: says why a process, or a listener, is not accelerated. The facts come from the monitor and
+//! from /proc; the command works without a monitor.
 
 pub mod overview;
 mod process;
 mod reason;
 pub mod sockets;
+mod unix;
+pub mod why;
 
 use crate::cmdline::{Explain, Target};
+use crate::place;
 use crate::text::print;
-use process::{Facts, Monitor, State};
+use process::{Facts, State};
 use procfs::net::{TcpNetEntry, TcpState};
 use reason::Reason;
 use serde::Serialize;
-use sockets::{plain, Peer, Sockets};
+use sockets::{plain, Sockets};
 use std::collections::{BTreeMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use why::{path_fallbacks, unseen, why_between, why_kernel, Seen};
 
 /// Nothing could be explained.
 const EXIT_NOTHING: i32 = 2;
@@ -28,7 +33,7 @@ struct Explanation {
     #[serde(flatten)]
     facts: Facts,
     listeners: Vec<Listening>,
-    /// Over kernel TCP, now.
+    /// In the kernel, now.
     kernel_connections: Vec<Kernel>,
     /// Over shared memory, now.
     shm_connections: usize,
@@ -43,20 +48,21 @@ struct Listening {
     local: SocketAddr,
     /// With the monitor.
     registered: bool,
-    /// Connections that nobody has accepted, in the kernel's queue and in those of shared memory.
+    /// Connections that no process has accepted, in the kernel's queue and in those of shared memory.
     waiting: u32,
 }
 
-/// A connection over kernel TCP.
+/// A connection in the kernel.
 #[derive(Debug, Serialize)]
 struct Kernel {
-    local: SocketAddr,
-    remote: SocketAddr,
+    /// Of a Unix connection the end that has no name is `*`.
+    local: String,
+    remote: String,
     peer: Option<i32>,
     why: Reason,
 }
 
-/// Exit status: 0 accelerated, 1 not, 2 nothing there.
+/// Exit status: 0 accelerated, 1 not, 2 not found.
 pub fn run(args: &Explain) -> i32 {
     let all = Sockets::read();
     let (pids, port) = match args.target {
@@ -79,7 +85,9 @@ pub fn run(args: &Explain) -> i32 {
     if explained.is_empty() {
         match args.target {
             Target::Process(pid) => eprintln!("fastsocket: there is no process {pid}"),
-            Target::Listener(_, port) => eprintln!("fastsocket: no process that we may look at listens on port {port}"),
+            Target::Listener(_, port) => {
+                eprintln!("fastsocket: no process that this user may inspect listens on port {port}")
+            }
         }
         return EXIT_NOTHING;
     }
@@ -91,10 +99,16 @@ pub fn run(args: &Explain) -> i32 {
     i32::from(!explained.iter().all(|e| e.accelerated))
 }
 
-/// `port`: only what has to do with this one is asked for.
+/// `port`: only facts about this port are wanted.
 fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     let listeners = listening(&facts, all, port);
-    let kernel_connections = in_kernel(&facts, all, port, &listeners);
+    let mut seen = BTreeMap::new();
+    let mut kernel_connections = in_kernel(&facts, all, port, &listeners, &mut seen);
+    // A server that waits for clients is ready, whatever it asks over Unix sockets.
+    let counts = listeners.is_empty() || !kernel_connections.is_empty();
+    if port.is_none() {
+        kernel_connections.extend(unix_in_kernel(&facts, all, &mut seen));
+    }
     let own = |c: &&fsocket_proto::report::Connection| {
         let local = c.local.parse().map(|a: SocketAddr| a.port());
         c.path == "shm"
@@ -106,14 +120,16 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     let by_agents = facts.report.connections.iter().filter(own).filter(|c| c.by_agents).count();
     let mut reasons = reasons(&facts, &listeners, &kernel_connections);
     let begun = facts.counter("connect_shm") + facts.counter("accept_shm");
-    // Connections that stayed there: open ones, and those that were closed there.
+    // Connections that stayed on kernel TCP: the open ones and those that were closed there.
     let shm = shm_connections as u64 + facts.counter("close_shm") + facts.counter("path_upgrade");
     let all_left = facts.obstacles.is_empty() && begun > 0 && shm == 0 && facts.counter("path_switch") > 0;
     if all_left {
         let text = format!("{begun} connections began over shared memory, and all have gone to the kernel since");
         reasons.insert(0, Reason { reason: "left", text });
     }
-    let kernel = kernel_connections.len() as u64 + facts.counter("connect_kernel") + facts.counter("accept_kernel");
+    let kernel = if counts { kernel_connections.len() as u64 } else { 0 }
+        + facts.counter("connect_kernel")
+        + facts.counter("accept_kernel");
     let state = if !facts.obstacles.is_empty() || listeners.iter().any(|l| !l.registered) {
         "kernel"
     } else if shm > 0 || begun > 0 && !all_left {
@@ -136,12 +152,13 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     }
 }
 
-/// Is this socket one that was asked for?
+/// Did the user ask for this socket?
 fn is_wanted(entry: &TcpNetEntry, port: Option<u16>) -> bool {
     port.is_none_or(|port| entry.local_address.port() == port)
 }
 
-/// What the process listens at, and how many connections wait there, in the kernel and over shared memory.
+/// The process's listeners, with the number of connections that wait there, in the kernel and over shared
+/// memory.
 fn listening(facts: &Facts, all: &Sockets, port: Option<u16>) -> Vec<Listening> {
     let address = |text: &str| text.parse().map(plain).ok();
     let known = |local| facts.report.listeners.iter().filter(move |l| address(&l.local) == Some(plain(local)));
@@ -160,10 +177,9 @@ fn listening(facts: &Facts, all: &Sockets, port: Option<u16>) -> Vec<Listening> 
     listeners
 }
 
-/// The process's connections of the kernel's, each with the reason why it is one.
-fn in_kernel(facts: &Facts, all: &Sockets, port: Option<u16>, listeners: &[Listening]) -> Vec<Kernel> {
-    let mut peers = BTreeMap::new();
-    // Behind a connection that has gone over its kernel connection stays, idle.
+/// The process's connections over kernel TCP, each with its reason.
+fn in_kernel(facts: &Facts, all: &Sockets, port: Option<u16>, listeners: &[Listening], seen: &mut Seen) -> Vec<Kernel> {
+    // The idle kernel connection stays behind a connection that has moved to shared memory.
     let ends = |local: SocketAddr, peer: SocketAddr| (plain(local), plain(peer));
     let over = facts.report.connections.iter().filter(|c| c.across_namespaces || c.by_agents);
     let over: HashSet<_> = over.filter_map(|c| Some(ends(c.local.parse().ok()?, c.peer.parse().ok()?))).collect();
@@ -172,13 +188,40 @@ fn in_kernel(facts: &Facts, all: &Sockets, port: Option<u16>, listeners: &[Liste
         .map(|entry| {
             let peer = all.peer(facts.pid, entry);
             let is_server = listeners.iter().any(|l| l.local.port() == entry.local_address.port());
-            let (peer, why) = why_kernel(facts, &peer, entry.remote_address.ip(), is_server, &mut peers);
-            Kernel { local: entry.local_address, remote: entry.remote_address, peer, why }
+            let (peer, why) = why_kernel(facts, &peer, entry.remote_address.ip(), is_server, seen);
+            Kernel { local: entry.local_address.to_string(), remote: entry.remote_address.to_string(), peer, why }
         })
         .collect()
 }
 
-/// Why not everything goes over shared memory.
+/// The process's Unix connections in the kernel, each with its reason.
+fn unix_in_kernel(facts: &Facts, all: &Sockets, seen: &mut Seen) -> Vec<Kernel> {
+    let Ok(process) = procfs::process::Process::new(facts.pid) else { return Vec::new() };
+    let is_own =
+        |c: &&fsocket_proto::report::Connection| c.pids.iter().any(|pid| i64::from(*pid) == i64::from(facts.pid));
+    let mut over: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for c in facts.report.connections.iter().filter(is_own) {
+        *over.entry((c.local.clone(), c.peer.clone())).or_default() += 1;
+    }
+    let mut kernel = Vec::new();
+    for end in unix::ends(&process) {
+        let (local, remote) = if end.is_server { (end.name, "*".into()) } else { ("*".into(), end.name) };
+        let names = (local, remote);
+        // The kernel does not tell which of several connections with the same names has moved.
+        if let Some(left) = over.get_mut(&names).filter(|left| **left > 0) {
+            *left -= 1;
+            continue;
+        }
+        let (peer, why) = match end.peer.and_then(|inode| all.holder(inode)) {
+            Some(pid) => why_between(facts, (pid, place::namespace(pid, "net")), end.is_server, true, seen),
+            None => (None, unseen()),
+        };
+        kernel.push(Kernel { local: names.0, remote: names.1, peer, why });
+    }
+    kernel
+}
+
+/// The reasons why some connections do not use shared memory.
 fn reasons(facts: &Facts, listeners: &[Listening], kernel_connections: &[Kernel]) -> Vec<Reason> {
     if !facts.obstacles.is_empty() {
         return facts.obstacles.clone();
@@ -197,85 +240,6 @@ fn reasons(facts: &Facts, listeners: &[Listening], kernel_connections: &[Kernel]
     reasons
 }
 
-/// Of a host that announces itself (ADR 58).
-pub const ANOTHER_CAPABLE: &str = "another host, capable (kernel TCP: no RDMA)";
-/// Of a host that the agent is to link (ADR 60).
-pub const LINKED: &str = "another host, linked: connections go over to RDMA when they have carried some requests";
-pub const UNLINKED: &str =
-    "another host, with no link now (kernel TCP): one of the two agents does not run, or finds no RDMA device";
-
-/// Fallbacks that a process has counted, without those of zones, which are about the kernel's own sockets.
-fn path_fallbacks(facts: &Facts) -> impl Iterator<Item = (&str, u64)> {
-    let counted = facts.counters.iter().filter(|(name, n)| name.starts_with("fallback.") && **n > 0);
-    counted.filter(|(name, _)| !name.starts_with("fallback.zone")).map(|(name, n)| (name.as_str(), *n))
-}
-
-/// The reason for a kernel connection of a process that could have better ones, and who has the
-/// other end. `seen`: peers that were looked at before.
-fn why_kernel(
-    facts: &Facts,
-    peer: &Peer,
-    address: IpAddr,
-    is_server: bool,
-    seen: &mut BTreeMap<i32, Result<Option<Facts>, String>>,
-) -> (Option<i32>, Reason) {
-    let reason = |reason, text: String| Reason { reason, text };
-    let Peer::Process { pid, netns } = *peer else {
-        let why = match peer {
-            Peer::Remote if facts.report.link(address) == Some(true) => reason("remote_linked", LINKED.into()),
-            Peer::Remote if facts.report.link(address).is_some() => reason("remote_unlinked", UNLINKED.into()),
-            Peer::Remote if facts.report.hosts.knows(address) => reason("remote_capable", ANOTHER_CAPABLE.into()),
-            Peer::Remote => reason("remote", "another host: kernel TCP".into()),
-            Peer::Translated => {
-                reason("translated", "an address of this host, translated: who is behind it is not known".into())
-            }
-            _ => reason("peer_unknown", "the other end belongs to a process that cannot be seen".into()),
-        };
-        return (None, why);
-    };
-    let role = if is_server { "client" } else { "server" };
-    let other = match seen.entry(pid).or_insert_with(|| Facts::of(pid)) {
-        Ok(Some(other)) => &*other,
-        Ok(None) => return (Some(pid), reason("peer_unknown", format!("the {role}, process {pid}, has ended"))),
-        Err(e) => return (Some(pid), reason("peer_unknown", e.clone())),
-    };
-    let name = format!("the {role}, process {pid} ({})", other.name);
-    if facts.monitor.as_ref().is_some_and(|m| i64::from(m.pid) == i64::from(pid)) || other.is_monitor() {
-        let text =
-            format!("it has left shared memory, and the {role} has not come for its end yet, which the monitor has");
-        return (None, reason("on_its_way", text));
-    }
-    let sockets = |f: &Facts| f.monitor.as_ref().map(|m: &Monitor| (m.socket.clone(), m.pid));
-    let why = if let Some(theirs) = other.obstacles.first() {
-        reason("peer", format!("{name}: {}", theirs.text))
-    } else if facts.netns_owner != other.netns_owner {
-        let whose = "is in a network namespace of another user namespace (rootless): kernel TCP";
-        reason("other_userns", format!("{name}, {whose}"))
-    } else if sockets(facts) != sockets(other) {
-        let theirs = other.monitor.as_ref().map_or("system", |m| m.kind);
-        let another = if theirs == "private" { "another private monitor" } else { "the system's monitor" };
-        let own = if facts.user == other.user { "" } else { ": one of the system's would serve both" };
-        reason("other_monitor", format!("{name}, has {another}{own}"))
-    } else {
-        let client = if is_server { other } else { facts };
-        let counted: Vec<&str> = path_fallbacks(client).map(|(name, _)| name).collect();
-        if counted.contains(&"fallback.other_user") {
-            let users = format!("users {} and {}", facts.user, other.user);
-            reason("other_user", format!("{name}: {users} must be named in a line of 'share' (docs/policy.md)"))
-        } else if counted.contains(&"fallback.policy") {
-            reason("policy", format!("{name}: the client counted fallback.policy, a rule of the monitor's"))
-        } else if facts.network_namespace != netns {
-            let later = "goes over when it has carried some requests (docs/containers.md)";
-            reason("other_netns", format!("{name}, is in another network namespace: the connection {later}"))
-        } else if counted.is_empty() {
-            reason("earlier", format!("{name}, can be reached over shared memory: the connection is older"))
-        } else {
-            reason("fallback", format!("{name}: the client counted {} (docs/fallbacks.md)", counted.join(", ")))
-        }
-    };
-    (Some(pid), why)
-}
-
 fn text(e: &Explanation) -> String {
     let f = &e.facts;
     let mut lines = vec![format!("process {} ({}), user {}", f.pid, f.name, f.user)];
@@ -285,7 +249,7 @@ fn text(e: &Explanation) -> String {
     line(
         "library",
         match &f.library {
-            Some(l) if l.replaced => format!("{}, of which the file has been replaced since", l.path.display()),
+            Some(l) if l.replaced => format!("{} (the file was replaced since)", l.path.display()),
             Some(l) => l.path.display().to_string(),
             None => "not loaded".into(),
         },
@@ -323,7 +287,7 @@ fn text(e: &Explanation) -> String {
         0 => String::new(),
         n => format!(" ({n} with another host, by RDMA)"),
     };
-    line("now", format!("{} over shared memory{across}{agents}, {kernel} over kernel TCP", e.shm_connections));
+    line("now", format!("{} over shared memory{across}{agents}, {kernel} in the kernel", e.shm_connections));
     line("so far", counted.join(", "));
     for c in &e.kernel_connections {
         line("kernel", format!("{} - {}: {}", c.local, c.remote, c.why.text));
@@ -336,7 +300,7 @@ fn text(e: &Explanation) -> String {
         },
         _ => "not accelerated".to_owned(),
     });
-    // (Those of connections have been said.)
+    // (The reasons of connections have been printed.)
     let said = |r: &&Reason| !e.kernel_connections.iter().any(|c| c.why == **r);
     lines.extend(e.reasons.iter().filter(said).map(|r| format!("  {}: {}", r.reason, r.text)));
     lines.join("\n")

@@ -7,7 +7,7 @@ use std::fmt;
 use std::fs::File;
 use std::path::Path;
 
-/// `2.36`.
+/// A version as `2.36`: major and minor number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(u32, u32);
 
@@ -17,8 +17,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// The newest version of glibc's symbols that a file names: of a program or library the one that it needs, of
-/// glibc itself (libc.so.6) its own. `None`: the file cannot be read, or names none.
+/// The newest version of glibc's symbols that the file names. For a program or a library it is the
+/// version that the file requires; for glibc itself (libc.so.6) it is the version that glibc has.
+/// `None`: the file cannot be read, or names no version.
 pub fn newest(file: &Path) -> Option<Version> {
     let data = ReadCache::new(File::open(file).ok()?);
     let header = FileHeader64::<Endianness>::parse(&data).ok()?;
@@ -28,12 +29,12 @@ pub fn newest(file: &Path) -> Option<Version> {
     newest_in(names.data(endian, &data).ok()?)
 }
 
-/// In strings that end with NUL.
+/// The newest version among strings that end with NUL each.
 fn newest_in(strings: &[u8]) -> Option<Version> {
     strings.split(|b| *b == 0).filter_map(version).max()
 }
 
-/// Of `GLIBC_2.34`, say.
+/// Parses a symbol version such as `GLIBC_2.34`.
 fn version(name: &[u8]) -> Option<Version> {
     let numbers = std::str::from_utf8(name).ok()?.strip_prefix("GLIBC_")?;
     let mut parts = numbers.split('.').map(str::parse);

@@ -1,4 +1,4 @@
-//! `fastsocket stat --locality`: are packets handled where the application runs?
+//! `fastsocket stat --locality`: measures whether packets are handled on the CPU where the application runs.
 
 use crate::measure;
 use crate::text::{print, table};
@@ -7,7 +7,8 @@ use fsocket_bpf::locality::{Cell, Kind, Locality};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Packets of a group of connections.
+/// Counts of packets, by whether the CPU that handled the packet is the one where the application
+/// runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
     pub local: u64,
@@ -27,9 +28,9 @@ struct Row {
     program: String,
     passive: Share,
     active: Share,
-    /// Opened before the measurement began.
+    /// Packets of connections that were opened before the measurement began.
     older: Share,
-    /// Handling CPU, application's CPU, packets.
+    /// CPU that handled the packets, CPU of the application, number of packets.
     pairs: Vec<(u16, u32, u64)>,
 }
 
@@ -37,23 +38,23 @@ struct Row {
 struct Report {
     seconds: f64,
     processes: Vec<Row>,
-    /// Packets, and failures, by reason.
+    /// Packets that no process was found for, and failures, by reason.
     unattributed: BTreeMap<&'static str, u64>,
 }
 
-/// Which processes are shown; empty: all.
+/// Selects processes. Empty lists select all.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// With their descendants.
+    /// These processes and all their descendants.
     pub pids: Vec<u32>,
     pub names: Vec<String>,
 }
 
-/// Generations that are followed to an ancestor.
+/// The filter looks at most this many generations up for an ancestor.
 const GENERATIONS: usize = 32;
 
 impl Filter {
-    /// `parent`: of a process, if it is there.
+    /// `parent` returns the parent of a process, if the process still runs.
     fn takes(&self, row: &Row, parent: impl Fn(u32) -> Option<u32>) -> bool {
         let ancestors = || std::iter::successors(Some(row.pid), |pid| parent(*pid)).take(GENERATIONS);
         (self.pids.is_empty() || ancestors().any(|pid| self.pids.contains(&pid)))
@@ -61,13 +62,14 @@ impl Filter {
     }
 }
 
-/// From /proc. A process that has ended has no parent.
+/// The parent according to /proc. `None`: the process has ended.
 fn parent(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok().filter(|pid| *pid != 0)
 }
 
-/// `filter` is applied at the end: processes may come and go meanwhile.
+/// Measures, then prints. The filter is applied at the end only, because processes may start and
+/// end meanwhile.
 pub fn run(seconds: f64, json: bool, filter: &Filter) -> Result<i32> {
     fsocket_bpf::quiet();
     let measuring = Locality::start()?;
@@ -86,7 +88,9 @@ pub fn run(seconds: f64, json: bool, filter: &Filter) -> Result<i32> {
     Ok(0)
 }
 
-/// Packets that waited for an application and have been judged since are fine.
+/// Renames the reasons for the user. A packet can arrive before an application has used its
+/// connection; the BPF program counts the packet under "waiting_packets". If the application comes
+/// later, it counts the packet under "judged". Only the difference was never attributed.
 fn unattributed(mut reasons: BTreeMap<&'static str, u64>) -> BTreeMap<&'static str, u64> {
     let judged = reasons.remove("judged").unwrap_or(0);
     let waited = reasons.remove("waiting_packets").unwrap_or(0);
@@ -128,7 +132,7 @@ fn text(report: &Report) -> String {
     for row in &report.processes {
         let mut fields = vec![row.pid.to_string(), row.program.clone()];
         for share in [&row.passive, &row.active, &row.older] {
-            // Rounded down: 100 % means every single one.
+            // The share is rounded down, so that 100 % means every single packet.
             let percent = share.percent().map_or("-".to_owned(), |p| format!("{:.1} %", (p * 10.0).floor() / 10.0));
             fields.extend([percent, (share.local + share.remote).to_string()]);
         }

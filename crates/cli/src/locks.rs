@@ -1,11 +1,11 @@
-//! `fastsocket stat --locks`: for which of the kernel's locks do CPUs wait?
+//! `fastsocket stat --locks`: measures for which locks of the kernel CPUs wait.
 
 use crate::measure;
 use crate::text::{print, table};
 use anyhow::Result;
 use fsocket_bpf::locks::{Contention, Locks};
 
-/// Lines that are shown; JSON has all.
+/// Number of rows in the text output; the JSON output has all.
 const SHOWN: usize = 25;
 
 pub fn run(seconds: f64, json: bool) -> Result<i32> {

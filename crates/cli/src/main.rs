@@ -1,8 +1,8 @@
 //! `fastsocket`: runs programs with the library, and shows what it does.
 //!
-//! `main` is C's, not std's: std sets SIGPIPE to ignored and opens `/dev/null`
-//! on closed descriptors 0 to 2 before its `main`, and `fastsocket run` must
-//! hand over to its program exactly what it was given itself.
+//! `main` is a C function, because std changes the process before its own `main`: it ignores
+//! SIGPIPE and opens `/dev/null` on closed descriptors 0 to 2. `fastsocket run` must hand over to
+//! its program exactly what it was given.
 #![cfg_attr(not(test), no_main)]
 
 mod capture;
@@ -17,6 +17,7 @@ mod locks;
 mod measure;
 mod metrics;
 mod operate;
+mod others;
 mod pages;
 mod place;
 mod private;
@@ -70,11 +71,12 @@ enum Command {
 #[cfg(not(test))]
 #[no_mangle]
 extern "C" fn main(_argc: libc::c_int, _argv: *const *const libc::c_char) -> libc::c_int {
-    // glibc gives argv to std's initialiser too, so `std::env::args_os` works.
+    // glibc also passes argv to the initialiser of std, so `std::env::args_os` works without std's
+    // `main`.
     std::panic::catch_unwind(entry).unwrap_or(EXIT_OWN)
 }
 
-/// Exit status of the command line.
+/// Runs the command line and returns its exit status.
 #[cfg_attr(test, allow(dead_code))]
 fn entry() -> i32 {
     let cli = match Cli::try_parse() {
@@ -107,7 +109,7 @@ fn entry() -> i32 {
     }
 }
 
-/// Exit status of a command that can fail as a whole.
+/// Prints the error of a command that failed, and returns its exit status.
 fn report_errors(result: anyhow::Result<i32>) -> i32 {
     result.unwrap_or_else(|e| {
         eprintln!("fastsocket: {e:#}");

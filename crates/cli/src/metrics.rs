@@ -1,4 +1,4 @@
-//! `fastsocket metrics`: what the monitor counts, for Prometheus.
+//! `fastsocket metrics`: prints the monitor's counters in the text format of Prometheus.
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// cannot be written.
 #[derive(Debug, Args)]
 pub struct Metrics {
-    /// Write to this file, by way of a new one beside it
+    /// Write to this file, by renaming a new one
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write again and again, so often
@@ -42,12 +42,12 @@ pub fn run(args: &Metrics) -> Result<i32> {
     }
 }
 
-/// Whoever reads the file finds the old text or the new one.
+/// Replaces the file in one step: a reader finds either the old text or the new one.
 fn replace(file: &Path, text: &str) -> Result<()> {
     let directory = file.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::Builder::new().prefix(".fastsocket").tempfile_in(directory)?;
     new.write_all(text.as_bytes())?;
-    // (The collector is another user.)
+    // The collector that reads the file runs as another user.
     new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
     new.persist(file)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! `fastsocket off` and `on`: the connections of running programs go to the kernel, and come back.
+//! `fastsocket off` and `on`: move the connections of running programs to the kernel, and back (ADR 51).
 
 use crate::text::print;
 use crate::units;
@@ -12,13 +12,14 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long `off` waits for programs that look at nothing, and how often it asks.
+/// `off` waits this long for programs that make no call, and asks the monitor every `LOOK` whether
+/// they have switched.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Some connections are still over shared memory.
 const EXIT_SOME_LEFT: i32 = 1;
-/// There is no such process or unit, it is somebody else's, or no monitor answers.
+/// There is no such process or unit, it belongs to another user, or no monitor answers.
 const EXIT_NOTHING: i32 = 2;
 
 /// Have a running program use the kernel, with all its connections
@@ -61,16 +62,16 @@ struct Which {
 pub fn parse(text: &str) -> Result<Target, String> {
     match text.parse::<u32>() {
         Ok(pid) if pid > 0 => Ok(Target::Process(pid)),
-        Ok(_) => Err(format!("{text} is no process")),
+        Ok(_) => Err(format!("{text} is not a process")),
         Err(_) => units::full_name(text).map(Target::Unit).map_err(|e| e.to_string()),
     }
 }
 
-/// What became of the connections of one process.
+/// The result for the connections of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Row {
     comm: String,
-    /// Over shared memory, before and now.
+    /// Number of connections over shared memory, before the command and now.
     before: u32,
     left: u32,
 }
@@ -112,7 +113,8 @@ fn finish(which: &Which, off: bool) -> i32 {
     }
 }
 
-/// Where the monitor is that the process uses; of a unit, the one that `run` would use.
+/// The socket of the monitor that the process uses. For a unit: of the monitor that `fastsocket
+/// run` would use.
 pub fn socket(target: &Target) -> anyhow::Result<PathBuf> {
     let Target::Process(pid) = target else { return control::find() };
     let process = i32::try_from(*pid).map(procfs::process::Process::new);
@@ -123,18 +125,18 @@ pub fn socket(target: &Target) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The path in a process's own file system, seen from here.
+/// A path of the file system that process `pid` sees, as a path for this process.
 fn seen_by(pid: u32, path: &Path) -> PathBuf {
     let mut seen = PathBuf::from(format!("/proc/{pid}/root")).into_os_string();
     seen.push(path);
-    // (A path of a Unix socket is short, and one's own file system is the usual case.)
+    // (Paths of Unix sockets are short, and the command's own file system is the usual case.)
     match path.exists() {
         true => path.to_owned(),
         false => seen.into(),
     }
 }
 
-/// Has the monitor switch them, and waits until they are, but not for ever.
+/// Asks the monitor to switch the connections, and waits for a limited time until they are switched.
 pub fn ask(socket: &Path, target: &Target, off: bool) -> anyhow::Result<Outcome> {
     let request = Request { target: target.clone(), off };
     let mut rows = BTreeMap::<u32, Row>::new();
@@ -156,12 +158,12 @@ pub fn ask(socket: &Path, target: &Target, off: bool) -> anyhow::Result<Outcome>
     }
 }
 
-/// What the monitor has answered.
+/// The errno in the monitor's answer.
 pub fn errno(e: &anyhow::Error) -> Option<i32> {
     e.chain().find_map(|e| e.downcast_ref::<std::io::Error>()?.raw_os_error())
 }
 
-/// What to say of an error.
+/// The text for an error.
 pub fn why(target: &Target, e: &anyhow::Error) -> String {
     let name = match target {
         Target::Process(pid) => format!("process {pid}"),
@@ -169,7 +171,7 @@ pub fn why(target: &Target, e: &anyhow::Error) -> String {
     };
     match errno(e) {
         Some(libc::ENOENT) => format!("{name}: no such process runs with the library (fastsocket explain PID)"),
-        Some(libc::EPERM) => format!("{name} belongs to somebody else: ask as root"),
+        Some(libc::EPERM) => format!("{name} belongs to another user: run this as root"),
         _ => format!("{name}: {e:#}"),
     }
 }
@@ -179,14 +181,14 @@ fn text(o: &Outcome) -> String {
     let processes = if n == 1 { "1 process".to_owned() } else { format!("{n} processes") };
     let Outcome { moved, left, .. } = o;
     match (o.off, left) {
-        (false, _) => format!("on: {processes}; connections that were switched come back while they are used"),
+        (false, _) => format!("on: {processes}; switched connections come back while they are used"),
         (true, 0) => format!("off: {processes}, {moved} connections moved to the kernel"),
         (true, _) => {
             let rows = o.processes.iter().filter(|(_, row)| row.left > 0);
             let rows: Vec<_> = rows.map(|(pid, row)| format!("\n  {pid} ({}): {}", row.comm, row.left)).collect();
             format!(
-                "off: {processes}, {moved} of {} connections moved to the kernel, {left} will at the program's next \
-                 call:{}",
+                "off: {processes}, {moved} of {} connections moved to the kernel, {left} will move at the \
+                 program's next call:{}",
                 moved + left,
                 rows.concat()
             )
@@ -221,7 +223,7 @@ mod tests {
         let some = text(&outcome(true, &[(7, row(12, 0)), (8, row(2, 2))]));
         assert_eq!(
             some,
-            "off: 2 processes, 12 of 14 connections moved to the kernel, 2 will at the program's next call:\n  \
+            "off: 2 processes, 12 of 14 connections moved to the kernel, 2 will move at the program's next call:\n  \
              8 (redis): 2"
         );
         assert!(text(&outcome(false, &[(7, row(0, 0))])).starts_with("on: 1 process;"));

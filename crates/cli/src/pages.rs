@@ -1,10 +1,11 @@
-//! Manual pages and completions, made from the command line itself: `make pages`.
+//! Manual pages and shell completions, generated from the definition of the command line (`make
+//! pages`).
 
 use crate::cmdline::Pages;
 use anyhow::{Context, Result};
 use clap_complete::Shell;
 
-/// Writes `fastsocket.1`, a page for each command, and a completion for each shell.
+/// Writes `fastsocket.1`, one page for each subcommand, and one completion file for each shell.
 pub fn run(args: &Pages, mut command: clap::Command) -> Result<i32> {
     let directory = &args.directory;
     std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;

@@ -1,4 +1,4 @@
-//! Where a process is: its network namespace, and its container.
+//! The place of a process: its network namespace, and its container.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -6,21 +6,23 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Number of a process's namespace of a kind; 0: we may not look.
+/// Inode number of a process's namespace of this kind (`net`, `pid`, …). 0: this user may not
+/// look.
 pub fn namespace(pid: i32, kind: &str) -> u64 {
     std::fs::metadata(format!("/proc/{pid}/ns/{kind}")).map_or(0, |m| m.ino())
 }
 
-/// Number of the user namespace that owns a process's network namespace; 0: we may not look, or it is outside of ours.
+/// Inode number of the user namespace that owns the network namespace of process `pid`. 0: this
+/// user may not look, or the owner is outside of this process's user namespace.
 pub fn netns_owner(pid: i32) -> u64 {
     const NS_GET_USERNS: libc::Ioctl = 0xb701;
     let Ok(netns) = File::open(format!("/proc/{pid}/ns/net")) else { return 0 };
-    // SAFETY: no argument.
+    // SAFETY: NS_GET_USERNS takes no argument.
     let fd = unsafe { libc::ioctl(netns.as_raw_fd(), NS_GET_USERNS) };
     if fd < 0 {
         return 0;
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the ioctl has just made the descriptor, so it has no other owner.
     let owner = unsafe { File::from_raw_fd(fd) };
     owner.metadata().map_or(0, |m| m.ino())
 }
@@ -41,29 +43,31 @@ fn v6_of(if_inet6: &str) -> impl Iterator<Item = Ipv6Addr> + '_ {
     if_inet6.lines().filter_map(|line| Some(u128::from_str_radix(line.split(' ').next()?, 16).ok()?.into()))
 }
 
-/// Names that `ip netns` has given.
+/// Names that `ip netns` gave to network namespaces, by inode number.
 pub fn namespace_names() -> HashMap<u64, String> {
     let entries = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    // (`metadata` of the path: the namespace is mounted over the file.)
+    // `metadata` follows the path to the namespace, which is mounted over the file; the entry
+    // itself has another inode.
     let one = |e: std::fs::DirEntry| {
         Some((std::fs::metadata(e.path()).ok()?.ino(), e.file_name().to_string_lossy().into_owned()))
     };
     entries.filter_map(one).collect()
 }
 
-/// The container of a process, if its control group tells one.
+/// The container of a process, if its control group names one.
 pub fn container(pid: u32) -> Option<String> {
     container_of(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// Characters of a container's number, as `docker ps` shows them.
+/// Number of characters of a container's ID, as `docker ps` shows it.
 const SHORT: usize = 12;
 
-/// Docker, containerd, CRI-O and podman name the group after the container's number; LXC and
-/// systemd-nspawn after the container.
+/// Finds the container in the name of the control group. Docker, containerd, CRI-O and podman put
+/// the container's ID there; LXC and systemd-nspawn put its name there.
 fn container_of(groups: &str) -> Option<String> {
     let path = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).max_by_key(|path| path.len())?;
-    // The innermost: containers can be within others.
+    // Search from the end of the path, because containers may be nested and the innermost one is
+    // wanted.
     path.rsplit('/').find_map(|part| {
         let part = part.strip_suffix(".scope").unwrap_or(part);
         let number = part.rsplit(['-', ':']).next()?;

@@ -1,5 +1,5 @@
-//! Starts a private monitor: detached, belonging to nobody's session, holding
-//! nothing of the program that happened to need it first.
+//! Starts a private monitor (one for this user only). It runs detached in a session of its own. It
+//! keeps no descriptor of the program that `fastsocket run` starts.
 
 use fsocket_client::control;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -11,14 +11,14 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a starting monitor may take before the program runs without it.
+/// A new monitor must answer within this time; otherwise the program runs without it.
 const START_LIMIT: Duration = Duration::from_secs(2);
-/// A monitor that ended at once may have lost a race against another one that
-/// was started at the same moment; how long that one may take.
+/// If the new monitor ends at once, another monitor that was started at the same moment may have
+/// won the race for the socket. The other monitor must answer within this time.
 const RACE_LIMIT: Duration = Duration::from_millis(300);
 
-/// The private monitor's directory, made if need be. A directory that is not ours, or open to
-/// others, is not used.
+/// Makes sure that the private monitor's directory exists. A directory is refused if it belongs to
+/// another user or if other users can enter it.
 pub fn directory(socket: &Path) -> Result<(), String> {
     let dir = socket.parent().unwrap_or(Path::new("/"));
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
@@ -28,21 +28,23 @@ pub fn directory(socket: &Path) -> Result<(), String> {
     }
     let meta = std::fs::symlink_metadata(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o077 != 0 {
-        return Err(format!("{}: not a directory of mode 0700 that belongs to us", dir.display()));
+        return Err(format!("{}: not a directory of mode 0700 that belongs to this user", dir.display()));
     }
     Ok(())
 }
 
-/// Starts `monitor` and returns once it answers at `socket`, in a [`directory`] of this user's.
+/// Starts `monitor` and returns once it answers at `socket`. The socket must lie in a
+/// [`directory`] of this user.
 pub fn start(monitor: &Path, socket: &Path) -> Result<(), String> {
     let image = Image::new(monitor, socket)?;
     let pidfd = image.spawn().map_err(|e| format!("{}: {e}", monitor.display()))?;
     let started = Instant::now();
     let mut ended = None;
     loop {
-        match control::probe(socket) {
+        match control::probe_at(&control::named(socket)) {
             Ok(_) => {
-                // (A program that greets it earlier may give up before, and use kernel sockets for a second.)
+                // Wait until the monitor answers the whole protocol. A program that greets it
+                // earlier may time out, and would then use kernel sockets for a second.
                 control::await_answer(socket, START_LIMIT.saturating_sub(started.elapsed()));
                 return Ok(());
             }
@@ -70,7 +72,7 @@ fn wait_ms(pidfd: &OwnedFd, ms: i64) -> bool {
     poll(&mut fds, Some(&limit)).is_ok_and(|n| n > 0)
 }
 
-/// Everything the child needs, allocated before the fork.
+/// Everything that the child needs, allocated before the fork because the child must not allocate.
 struct Image {
     path: CString,
     args: Vec<CString>,
@@ -88,18 +90,19 @@ impl Image {
         Ok(Image { path, args, env })
     }
 
-    /// Forks twice, so that the monitor never is a child that the program sees
-    /// which this process becomes. Gives back the monitor's pidfd.
+    /// Starts the monitor as a grandchild, so that the program (which this process becomes) does
+    /// not have the monitor among its children. Returns the monitor's pidfd.
     fn spawn(&self) -> std::io::Result<Option<OwnedFd>> {
         let pointers = |v: &[CString]| -> Vec<*const libc::c_char> {
             v.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
         };
         let (args, env) = (pointers(&self.args), pointers(&self.env));
-        // Both ends close on exec: its end without a byte is the success of exec.
+        // Both ends close on exec. If the parent reads the pid and then the end of the pipe
+        // without an errno, exec succeeded.
         let (rx, tx) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let adopts = adopts_orphans();
-        // SAFETY: a process with one thread, of which this is a copy; the children below only
-        // call async-signal-safe functions on memory prepared above.
+        // SAFETY: this process has one thread, so no lock is held in the copy. The children only
+        // call async-signal-safe functions, on memory that was prepared above.
         let first = unsafe {
             if adopts {
                 hidden_child()
@@ -111,7 +114,8 @@ impl Image {
             return Err(std::io::Error::last_os_error());
         }
         if first == 0 {
-            // SAFETY: this process has one thread; `_exit` and `execve` are the only ways out.
+            // SAFETY: this process has one thread, and the child leaves only by `_exit` or
+            // `execve`, so it never returns to Rust code of the parent.
             unsafe {
                 libc::setsid();
                 if adopts {
@@ -133,7 +137,7 @@ impl Image {
         drop(tx);
         let mut status = 0;
         while !adopts
-            // SAFETY: `status` is ours; `first` is our child.
+            // SAFETY: `status` is a live local variable, and `first` is a child of this process.
             && unsafe { libc::waitpid(first, &mut status, 0) } < 0
             && std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted
         {}
@@ -154,30 +158,35 @@ impl Image {
     }
 }
 
-/// Is this process, and so the program that it becomes, the parent of all orphans below it?
+/// Whether this process becomes the parent of orphans among its descendants: as pid 1 or as a
+/// subreaper. Its program keeps this role after `exec`.
 fn adopts_orphans() -> bool {
     let mut subreaper: libc::c_int = 0;
-    // SAFETY: the call writes one `int`.
+    // SAFETY: the kernel writes one `int`, and `subreaper` is one.
     let asked = unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut subreaper) };
     std::process::id() == 1 || asked == 0 && subreaper != 0
 }
 
-/// As `fork`, but the child says nothing at its end, and a parent that waits for children does not see it (unless by
-/// `__WALL` or `__WCLONE`): it has no exit signal. It would lose that by `exec`, or with another parent.
+/// Forks a child without an exit signal. Its parent gets no SIGCHLD when it ends, and `wait` does
+/// not report it (except with `__WALL` or `__WCLONE`). The kernel restores the signal if the child
+/// calls `exec` or gets another parent.
 ///
 /// # Safety
-/// As `fork`.
+/// As for `fork`.
 unsafe fn hidden_child() -> libc::pid_t {
-    // SAFETY: no stack, so a copy of this one; no memory that the kernel would write to.
+    // SAFETY: a null stack pointer makes the child continue on a copy of this stack. No flag makes
+    // the kernel write to memory.
     unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) as libc::pid_t }
 }
 
-/// The hidden child: the monitor's parent, as long as the program lives. It holds nothing.
+/// Body of the hidden child. It stays the parent of the monitor as long as the program lives, so
+/// that the program does not adopt the monitor as an orphan. It keeps no descriptor open.
 ///
 /// # Safety
-/// In a process of its own; async-signal-safe.
+/// Call it only in a process of its own, because it closes all descriptors. It calls only
+/// async-signal-safe functions.
 unsafe fn keep(monitor: libc::pid_t) -> ! {
-    // SAFETY: numbers and null only.
+    // SAFETY: all pointers are null or a C string literal.
     unsafe {
         libc::chdir(c"/".as_ptr());
         libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, 0u32);
@@ -185,15 +194,16 @@ unsafe fn keep(monitor: libc::pid_t) -> ! {
             libc::signal(signal, libc::SIG_IGN);
         }
         while libc::waitpid(monitor, std::ptr::null_mut(), 0) < 0 && *libc::__errno_location() == libc::EINTR {}
-        // (An end of this one would be announced to the program.)
+        // Stay after the end of the monitor, because the program could see the end of this
+        // process.
         loop {
             libc::pause();
         }
     }
 }
 
-/// In the second child: becomes the monitor. Writes its pid to `pipe`, and the
-/// errno after it if `execve` fails.
+/// Makes the second child the monitor. It writes its pid to `pipe`, and then the errno if `execve`
+/// fails.
 ///
 /// # Safety
 /// `args` and `env` end with a null pointer and outlive the call.
@@ -203,13 +213,14 @@ unsafe fn exec_detached(
     env: &[*const libc::c_char],
     pipe: libc::c_int,
 ) -> ! {
-    // SAFETY: async-signal-safe calls with pointers to locals and to the
-    // caller's arrays.
+    // SAFETY: all calls are async-signal-safe. Pointers point to live locals, or to the arrays,
+    // which end with null and outlive the call by the condition of this function.
     unsafe {
         let pid = libc::getpid();
         libc::write(pipe, (&raw const pid).cast(), 4);
         libc::chdir(c"/".as_ptr());
-        // Descriptor 3 becomes the pipe (first moved out of the way of 0 to 2).
+        // The pipe becomes descriptor 3. It first moves to a higher number, because 0 to 2 are
+        // replaced below.
         let high = libc::fcntl(pipe, libc::F_DUPFD_CLOEXEC, 4);
         libc::dup3(high, 3, libc::O_CLOEXEC);
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);

@@ -1,4 +1,5 @@
-//! What an executable file is, as far as it decides whether the library can be loaded into it.
+//! The kind of an executable file. It decides whether the dynamic loader can put the library into
+//! the program.
 
 use object::elf::{FileHeader64, ET_DYN, ET_EXEC};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -10,29 +11,30 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A script may name a script; the kernel goes on so far.
+/// The interpreter of a script may be a script itself. The kernel follows at most this many.
 const SCRIPTS: u32 = 5;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// Dynamic, with the loader that this command has, too.
+    /// Dynamically linked, with the same loader as this command.
     Ours,
-    /// Dynamic, with musl's loader (Alpine).
+    /// Dynamically linked, with musl's loader (Alpine).
     Musl,
-    /// No loader: nothing can be loaded into it.
+    /// Statically linked: there is no loader that could load the library.
     Static,
-    /// Go's runtime makes its system calls itself, with a loader or without.
+    /// A Go program. Go's runtime makes system calls without libc, so the library has no effect
+    /// even if it is loaded.
     Go,
-    /// Another loader.
+    /// Dynamically linked, with another loader.
     Loader(PathBuf),
-    /// For another machine, or of 32 bits.
+    /// Made for another machine or for 32 bits.
     Machine,
-    /// No ELF file.
+    /// Not an ELF file.
     Unknown,
 }
 
 impl Kind {
-    /// The word in JSON.
+    /// The word for this kind in JSON output.
     pub fn word(&self) -> &'static str {
         match self {
             Kind::Ours => "dynamic",
@@ -45,12 +47,12 @@ impl Kind {
         }
     }
 
-    /// It does not even start with the library in LD_PRELOAD.
+    /// Whether the program does not even start if LD_PRELOAD names the library.
     pub fn refuses_library(&self) -> bool {
         matches!(self, Kind::Loader(_) | Kind::Machine)
     }
 
-    /// Why the library has no effect on it. `None`: it can have.
+    /// The reason why the library has no effect on this program. `None`: the library works.
     pub fn obstacle(&self) -> Option<String> {
         Some(match self {
             Kind::Ours | Kind::Musl | Kind::Unknown => return None,
@@ -66,10 +68,10 @@ fn is_musl(loader: &Path) -> bool {
     loader.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl"))
 }
 
-/// Looks at a file; of a script, at its interpreter.
+/// Finds the kind of a file. For a script this is the kind of its interpreter.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn look(path: &Path) -> io::Result<Kind> {
     let mut path = path.to_owned();
     for _ in 0..SCRIPTS {
@@ -82,10 +84,10 @@ pub fn look(path: &Path) -> io::Result<Kind> {
     Ok(Kind::Unknown)
 }
 
-/// The interpreter of a script.
+/// The interpreter that the first line of a script names. `None`: the file is not a script.
 fn interpreter(file: &File) -> io::Result<Option<PathBuf>> {
     let mut line = Vec::new();
-    // No longer than the kernel reads.
+    // The kernel does not look further than this for the end of the line, either.
     BufReader::new(file).take(256).read_until(b'\n', &mut line)?;
     io::Seek::rewind(&mut &*file)?;
     let Some(rest) = line.strip_prefix(b"#!") else { return Ok(None) };
@@ -99,7 +101,7 @@ struct Elf {
     is_go: bool,
 }
 
-/// `None`: no executable of 64 bits.
+/// `None`: the file is not a 64-bit executable.
 fn read(file: File) -> Option<Elf> {
     let data = ReadCache::new(file);
     let header = FileHeader64::<Endianness>::parse(&data).ok()?;
@@ -110,7 +112,7 @@ fn read(file: File) -> Option<Elf> {
     let segments = header.program_headers(endian, &data).ok()?;
     let loader = segments.iter().find_map(|s| s.interpreter(endian, &data).ok()?);
     let loader = loader.map(|name| OsString::from_vec(name.to_vec()).into());
-    // A stripped program has no sections, but Go's linker leaves them.
+    // Stripped programs may have no section table, but Go's linker leaves it.
     let is_go = header.sections(endian, &data).is_ok_and(|s| s.section_by_name(endian, b".go.buildinfo").is_some());
     Some(Elf { machine: header.e_machine(endian), loader, is_go })
 }
@@ -127,14 +129,14 @@ fn elf(mut file: File) -> Option<Kind> {
         _ if it.machine != own.machine => Kind::Machine,
         _ if it.is_go => Kind::Go,
         None => Kind::Static,
-        // Not the whole path: distributions differ in where it is.
+        // Compare only the file name, because distributions install the loader at different paths.
         Some(loader) if loader.file_name() == own.loader.as_deref().and_then(Path::file_name) => Kind::Ours,
         Some(loader) if is_musl(&loader) => Kind::Musl,
         Some(loader) => Kind::Loader(loader),
     })
 }
 
-/// The file that `execvp` would take.
+/// The file that `execvp` would execute.
 pub fn in_path(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());
@@ -148,7 +150,7 @@ pub fn in_path(name: &OsStr) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// A file with a changed copy of this program's headers.
+    /// The kind of a file that begins with this program's headers, changed by `change`.
     fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Kind {
         let mut bytes = std::fs::read("/proc/self/exe").unwrap();
         change(&mut bytes);

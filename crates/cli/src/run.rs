@@ -1,4 +1,5 @@
-//! `fastsocket run`: sets up the environment and becomes the program.
+//! `fastsocket run`: sets up the environment and becomes the program. If a part of Fastsocket is
+//! missing, the program runs on stock sockets, unless `--require` is given.
 
 use crate::cmdline::Run;
 use crate::program::{self, Kind};
@@ -18,7 +19,7 @@ const EXIT_NOT_FOUND: i32 = 127;
 /// Words that [`paths::ENV_DISABLE`] may hold, in the order of the options.
 const PARTS: [&str; 4] = ["shm", "zones", "balance", "unix"];
 
-/// Does not return unless something failed; the exit status.
+/// Becomes the program. Returns only on failure, with the exit status.
 pub fn run(args: &Run) -> i32 {
     let disable = match disabled_parts(
         std::env::var_os(paths::ENV_DISABLE),
@@ -31,7 +32,7 @@ pub fn run(args: &Run) -> i32 {
         }
     };
     let program = args.program[0].to_string_lossy();
-    // (What cannot be read is execvp's to complain of.)
+    // If the file cannot be read, go on: execvp reports the error.
     let path = program::in_path(&args.program[0]);
     let kind = path.as_deref().and_then(|path| program::look(path).ok()).unwrap_or(Kind::Unknown);
     let dropped = drops::why(&args.program, path.as_deref());
@@ -63,7 +64,7 @@ pub fn run(args: &Run) -> i32 {
                     eprintln!("fastsocket: switched off: {}", disable.to_string_lossy());
                 }
             }
-            // One thread: nobody reads the environment meanwhile.
+            // No other thread can read the environment now, because the process has one thread.
             std::env::set_var(paths::ENV_SOCKET, &setup.socket);
             std::env::set_var("LD_PRELOAD", preload_list(std::env::var_os("LD_PRELOAD"), &setup.library));
             std::env::set_var(ENV_ASAN, asan_options(std::env::var_os(ENV_ASAN)));
@@ -81,10 +82,12 @@ pub fn run(args: &Run) -> i32 {
         Err(e) => {
             eprintln!("fastsocket: warning: {e}; {program} runs on stock sockets");
             if let (Some(_), Some(list)) = (refuses, std::env::var_os("LD_PRELOAD")) {
-                // Under another one of us.
+                // An outer `fastsocket run` has put the library into LD_PRELOAD; with it, this
+                // program would not start.
                 std::env::set_var("LD_PRELOAD", without_library(&list));
             }
-            // By that `stat` tells that it was to be accelerated.
+            // The program will not load the library, but `stat` finds by this variable that it
+            // should be accelerated.
             if let (true, Ok(socket)) = (kind.refuses_library(), control::find()) {
                 std::env::set_var(paths::ENV_SOCKET, socket);
             }
@@ -93,11 +96,11 @@ pub fn run(args: &Run) -> i32 {
     execute(&args.program)
 }
 
-/// What the program needs in its environment.
+/// Settings in the program's environment.
 pub struct Setup {
     pub library: PathBuf,
     pub socket: PathBuf,
-    /// How the monitor was found, in words.
+    /// How the monitor was found, in words for the user.
     pub origin: String,
 }
 
@@ -107,8 +110,8 @@ fn prepare(pieces: &Pieces) -> Result<Setup, String> {
     Ok(Setup { library, socket, origin })
 }
 
-/// A monitor that listens: the one named by the environment, the system's, or
-/// this user's own, started if need be.
+/// Finds a monitor that listens. The first of these counts: the one that the environment names,
+/// the system's, this user's private one. A private monitor is started if none runs.
 fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
     let failed = |path: &Path, e: rustix::io::Errno| format!("monitor {}: {e}", path.display());
     if let Some(path) = control::from_env() {
@@ -123,7 +126,9 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
     }
     let socket = control::private_path();
     private::directory(&socket)?;
-    match control::probe(&socket) {
+    // Probe the socket of this ABI: a monitor of another ABI serves only programs with another
+    // version of the library.
+    match control::probe_at(&control::named(&socket)) {
         Ok(uid) => {
             if uid.is_some_and(|uid| uid != rustix::process::geteuid().as_raw()) {
                 return Err(format!("monitor {}: runs as another user", socket.display()));
@@ -138,7 +143,7 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
     }
 }
 
-/// The list of parts that are off, with those added that are asked for.
+/// The list of disabled parts (`now`), with the parts added whose entry in `off` is true.
 fn disabled_parts(now: Option<OsString>, off: [bool; PARTS.len()]) -> Result<OsString, String> {
     let now = now.unwrap_or_default();
     let now = now.to_string_lossy();
@@ -154,16 +159,17 @@ fn disabled_parts(now: Option<OsString>, off: [bool; PARTS.len()]) -> Result<OsS
     Ok(parts.join(",").into())
 }
 
-/// Whether libuv uses io_uring. Some of its releases do by themselves (uvloop has one), with a
-/// ring that the kernel polls: all sockets of such a process are the kernel's.
+/// Tells libuv whether to use io_uring. Some releases of libuv use it by default (uvloop contains
+/// one), with a ring that the kernel polls. All sockets of such a process would have to use the
+/// kernel, so the command switches it off.
 const ENV_UV: &str = "UV_USE_IO_URING";
 /// Options of AddressSanitizer's runtime.
 const ENV_ASAN: &str = "ASAN_OPTIONS";
-/// Where it is a library (gcc's default) it ends the program if another one comes before it.
+/// If AddressSanitizer's runtime is a shared library (gcc's default), it ends the program when
+/// another library is loaded before it. This option switches the check off.
 const ASAN_ORDER: &str = "verify_asan_link_order";
 
-/// The options, and that the order of libraries is as it should be. Before the user's, who has
-/// the last word: a later option counts.
+/// Adds the option before the user's own options, because a later option wins.
 fn asan_options(now: Option<OsString>) -> OsString {
     let mut options = OsString::from(format!("{ASAN_ORDER}=0"));
     if let Some(now) = now.filter(|now| !now.is_empty()) {
@@ -181,7 +187,8 @@ fn execute(program: &[OsString]) -> i32 {
         return EXIT_OWN;
     };
     let pointers: Vec<_> = args.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
-    // SAFETY: `pointers` ends with null, and it and what it points to live here.
+    // SAFETY: `pointers` ends with null, and the strings that it points to live in `args`, which
+    // is live here.
     unsafe { libc::execvp(pointers[0], pointers.as_ptr()) };
     let e = std::io::Error::last_os_error();
     let name = program[0].to_string_lossy();

@@ -1,6 +1,7 @@
-//! `fastsocket ss`: listeners and connections over shared memory.
+//! `fastsocket ss`: lists listeners and connections over shared memory, by the monitor's report.
 
-use crate::explain::{ANOTHER_CAPABLE, LINKED, UNLINKED};
+use crate::explain::why::{ANOTHER_CAPABLE, LINKED, UNLINKED};
+use crate::others;
 use crate::place;
 use crate::text::{print, table};
 use anyhow::Result;
@@ -70,7 +71,7 @@ struct Places {
 }
 
 impl Places {
-    /// Of those who have a socket; they may be in several containers, and one is shown.
+    /// Names the processes that have a socket. If they are in several containers, one container is shown.
     fn of(&mut self, pids: &[u32]) -> (String, Option<String>) {
         let Some(pid) = pids.first().copied() else { return ("-".into(), None) };
         let names = &self.names;
@@ -85,14 +86,29 @@ impl Places {
 
 /// `fastsocket ss`.
 pub fn run(args: &Ss) -> Result<i32> {
-    let mut report = control::report(&control::find()?)?;
-    report.listeners.retain(|l| args.wants_listener(l));
-    report.connections.retain(|c| args.wants_connection(c));
-    let mut places = Places { names: place::namespace_names(), ..Default::default() };
-    match args.json {
-        true => anstream::println!("{}", serde_json::to_string_pretty(&json(&report, &mut places)?)?),
-        false => print(text(&report, &mut places)),
+    let socket = control::find()?;
+    let mut report = control::report(&socket)?;
+    let mut others = others::ask(&socket, Some(&report));
+    for report in std::iter::once(&mut report).chain(others.iter_mut().filter_map(|other| other.report.as_mut())) {
+        report.listeners.retain(|l| args.wants_listener(l));
+        report.connections.retain(|c| args.wants_connection(c));
     }
+    let mut places = Places { names: place::namespace_names(), ..Default::default() };
+    if !args.json {
+        print(text(&others::with(&report, &others), &mut places));
+        return Ok(0);
+    }
+    let mut value = json(&report, &mut places)?;
+    for other in others.iter().filter_map(|other| other.report.as_ref()) {
+        // (Channels of two monitors may have the same number.)
+        let mut other = json(other, &mut places)?;
+        for name in ["listeners", "connections", "off"] {
+            if let (Some(all), Some(more)) = (value[name].as_array_mut(), other[name].as_array_mut()) {
+                all.append(more);
+            }
+        }
+    }
+    anstream::println!("{}", serde_json::to_string_pretty(&value)?);
     Ok(0)
 }
 

@@ -1,4 +1,4 @@
-//! `fastsocket stat`: what the monitor counts.
+//! `fastsocket stat`: shows the monitor's counters, its processes, and the reasons for kernel TCP.
 
 mod timeline;
 mod zones;
@@ -6,6 +6,7 @@ mod zones;
 use crate::cmdline::Stat;
 use crate::explain::overview;
 use crate::locality::Filter;
+use crate::others;
 use crate::text::{print, table};
 use anyhow::{anyhow, Result};
 use fsocket_abi::arena::COUNTERS;
@@ -29,7 +30,7 @@ pub fn stat(args: &Stat) -> Result<i32> {
         if std::io::stdout().is_terminal() {
             anstream::print!("{CLEAR}");
         }
-        // (Another monitor may come.)
+        // Print the error and go on: another monitor may start later.
         if let Err(e) = once(args) {
             eprintln!("fastsocket: {e:#}");
         }
@@ -63,9 +64,12 @@ fn once(args: &Stat) -> Result<i32> {
             report
         }),
     };
-    // (Why there is none.)
+    // If no monitor was found, the reason for that is the better error.
     let report = report.or_else(|e| found.as_ref().map_or_else(|none| Err(anyhow!("{none:#}")), |_| Err(e)));
-    let kernel = || overview::kernel(socket, report.as_ref().ok().filter(|_| ended.is_none()));
+    let live = report.as_ref().ok().filter(|_| ended.is_none());
+    let others = others::ask(socket, live);
+    let known = live.map(|report| others::with(report, &others));
+    let kernel = || overview::kernel(socket, known.as_ref());
     if args.json {
         let kernel = args.kernel.then(kernel);
         let mut value = match &report {
@@ -78,8 +82,11 @@ fn once(args: &Stat) -> Result<i32> {
                 "loop": report.event_loop,
                 "held": report.held,
                 "processes": report.processes,
+                "abi": report.abi,
+                "others": others::json(&others),
             }),
-            // What has no monitor is to be named all the same.
+            // With --kernel, also processes that lack a monitor are listed, so there is output in
+            // any case.
             Err(e) if args.kernel => serde_json::json!({ "error": format!("{e:#}") }),
             Err(_) => serde_json::Value::Null,
         };
@@ -91,10 +98,15 @@ fn once(args: &Stat) -> Result<i32> {
         }
     } else {
         if let Some(seconds) = ended {
-            print(format!("No monitor runs now. What the last private one said when it ended, {seconds} s ago:\n\n"));
+            print(format!(
+                "No monitor runs now. This is the last report of the private monitor, which ended {seconds} s ago:\n\n"
+            ));
         }
         if let Ok(report) = &report {
             print(stat_text(report, args.all) + "\n");
+        }
+        for other in &others {
+            print(other.heading() + &other.report.iter().map(|r| stat_text(r, args.all) + "\n").collect::<String>());
         }
         print(format!("Over kernel TCP now\n{}", overview::table(&kernel())));
     }
@@ -155,7 +167,7 @@ fn name(process: &Process) -> String {
     }
 }
 
-/// Counters in the order of the table in the code, then those we do not know.
+/// Counters in the order of the table in the code, then counters that this command does not know.
 fn in_order(counters: &Counters) -> impl Iterator<Item = (&str, u64)> {
     let known = COUNTERS.iter().map(|name| (*name, counters.get(*name).copied().unwrap_or(0)));
     let unknown = counters.iter().filter(|(n, _)| !COUNTERS.contains(&n.as_str())).map(|(n, v)| (n.as_str(), *v));

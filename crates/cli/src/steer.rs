@@ -1,4 +1,4 @@
-//! `fastsocket steer`.
+//! `fastsocket steer`: asks the monitor to steer packets of a device (ADR 18).
 
 use crate::cmdline::Steer;
 use crate::text::{print, table};
@@ -31,7 +31,7 @@ pub fn steer(args: Steer) -> Result<i32> {
     Ok(0)
 }
 
-/// The monitor has another working directory: a file's name must be whole.
+/// Makes a file name absolute, because the monitor has another working directory.
 fn absolute(policy: String) -> Result<String> {
     if POLICIES.contains(&policy.as_str()) {
         return Ok(policy);
@@ -69,7 +69,7 @@ fn device_text(d: &Device) -> String {
         text += &format!("\n\n{slices}");
     }
     let cpus = d.packets.values().map(Vec::len).max().unwrap_or(0);
-    // In the program's order of verdicts, not the alphabet's.
+    // The order must be that of the verdicts in the BPF program.
     let names = [
         "to_self",
         "to_other",

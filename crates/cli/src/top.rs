@@ -1,4 +1,4 @@
-//! `fastsocket top`: what is going on, again and again.
+//! `fastsocket top`: shows rates and open connections, and refreshes them.
 
 mod open;
 mod options;
@@ -15,7 +15,7 @@ use std::io::IsTerminal;
 
 /// `fastsocket top`.
 pub fn run(args: &Top) -> Result<i32> {
-    // Where there is no monitor from the beginning, that is an error.
+    // A monitor must run when the command starts. Later, `top` waits if the monitor ends.
     let source = Source::new()?;
     match args.plain || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         true => plain::run(args, source),

@@ -1,4 +1,4 @@
-//! `fastsocket tune`: asks the library of that name, and prints.
+//! `fastsocket tune`: calls the crate `tune`, and prints its plan and its results.
 
 mod args;
 mod show;
@@ -8,7 +8,7 @@ pub use args::Tune;
 use fsocket_client::EXIT_OWN;
 use fsocket_tune::{Device, Error, Machine, Root, Store};
 
-/// The exit status.
+/// Runs the command and returns its exit status.
 pub fn run(args: &Tune) -> i32 {
     match tune(args) {
         Ok(complete) => i32::from(!complete),
@@ -22,7 +22,7 @@ pub fn run(args: &Tune) -> i32 {
     }
 }
 
-/// Could everything be done?
+/// Returns whether everything was done.
 fn tune(args: &Tune) -> Result<bool, Error> {
     let root = Root::new(&args.root);
     let system = fsocket_tune::system(&root, &args.device)?;
@@ -39,7 +39,8 @@ fn tune(args: &Tune) -> Result<bool, Error> {
         return Err(Error::NotRoot(if args.apply { "--apply" } else { "--revert" }));
     }
     if args.apply {
-        // Before anything is made in /var/lib for a device that is not there.
+        // Fail early for a device that does not exist, before the command makes a directory in
+        // /var/lib.
         Device::inspect(&root, &*system.nic, &args.device)?;
         let store = Store::lock(&root, dir, &args.device)?;
         let outcome = fsocket_tune::apply(&system, &store, &args.options())?;

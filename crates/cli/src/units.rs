@@ -1,4 +1,6 @@
-//! `fastsocket enable` and `disable`: drop-ins of systemd units.
+//! `fastsocket enable` and `disable`: drop-ins of systemd units, which are the only record of enabled units (ADR 44).
+
+mod clusters;
 
 use crate::cmdline::{Disable, Enable};
 use anyhow::{anyhow, bail, ensure, Context, Result};
@@ -20,24 +22,29 @@ const PLACES: [&str; 5] = [
 /// Where drop-ins go.
 const DROP_INS: &str = PLACES[0];
 const DROP_IN: &str = "fastsocket.conf";
-/// What the monitor reads; see its `settings.rs`.
+/// The monitor reads this file; see its `settings.rs`.
 const POLICY: &str = "etc/fastsocket/fastsocketd.d/enabled-units.toml";
 const HEADER: &str = "# Written by 'fastsocket enable', removed by 'fastsocket disable'.\n";
 
-/// `fastsocket enable`. Nothing is written unless every unit is found, and nothing is left if not all can be.
+/// `fastsocket enable`. All units are enabled or none: nothing is written unless every unit is found, and a failure
+/// removes what was written.
 pub fn enable(args: &Enable) -> Result<i32> {
     let library = locate::library(args.library.as_deref()).map_err(|e| anyhow!(e))?;
-    let names = args.units.iter().map(|unit| full_name(unit)).collect::<Result<BTreeSet<_>>>()?;
+    let names = with_templates(&args.root, &args.units)?;
     names.iter().try_for_each(|name| check(&args.root, name))?;
     let before = enabled(&args.root)?;
-    let all = || names.iter().try_for_each(|name| write(&drop_in(&args.root, name), &conf(&library)));
+    let put = |name: &String| {
+        write(&drop_in(&args.root, name), &conf(&library))?;
+        clusters::set(&args.root, name, Some(&library))
+    };
+    let all = || names.iter().try_for_each(put);
     if let Err(e) = all().and_then(|()| policy(&args.root)) {
         names.difference(&before).for_each(|name| drop(forget(&args.root, name)));
         return Err(e);
     }
     reload(&args.root);
-    let names = names.into_iter().collect::<Vec<_>>().join(" ");
-    anstream::println!("enabled; from the next start on: systemctl restart fastsocketd {names}");
+    let names: Vec<String> = names.iter().map(|name| to_restart(name)).collect();
+    anstream::println!("enabled; from the next start on: systemctl restart fastsocketd {}", names.join(" "));
     Ok(0)
 }
 
@@ -45,7 +52,7 @@ pub fn enable(args: &Enable) -> Result<i32> {
 pub fn disable(args: &Disable) -> Result<i32> {
     let names = match args.all {
         true => enabled(&args.root)?,
-        false => args.units.iter().map(|unit| full_name(unit)).collect::<Result<BTreeSet<_>>>()?,
+        false => with_templates(&args.root, &args.units)?,
     };
     names.iter().try_for_each(|name| forget(&args.root, name))?;
     policy(&args.root)?;
@@ -53,10 +60,37 @@ pub fn disable(args: &Disable) -> Result<i32> {
     Ok(0)
 }
 
+/// The full names of units, and of the templates whose instances are part of them (`PartOf`). Debian's `postgresql.service`
+/// starts no server itself: its instances, as `postgresql@15-main.service`, do.
+fn with_templates(root: &Path, units: &[String]) -> Result<BTreeSet<String>> {
+    let mut names = units.iter().map(|unit| full_name(unit)).collect::<Result<BTreeSet<_>>>()?;
+    let template = |name: &String| {
+        let template = format!("{}@.service", name.strip_suffix(".service")?);
+        let part_of = format!("PartOf={name}");
+        let texts = PLACES.iter().filter_map(|place| fs::read_to_string(root.join(place).join(&template)).ok());
+        let is_part = |text: String| text.lines().any(|l| l.trim() == part_of);
+        texts.map(is_part).next().unwrap_or(false).then_some(template)
+    };
+    let templates: Vec<String> = names.iter().filter_map(template).collect();
+    names.extend(templates);
+    Ok(names)
+}
+
+/// The argument of `systemctl restart` in a shell. A template has no process, but its instances match the pattern.
+fn to_restart(name: &str) -> String {
+    match name.strip_suffix("@.service") {
+        Some(before) => format!("'{before}@*.service'"),
+        None => name.to_owned(),
+    }
+}
+
 /// With its suffix; only services have programs.
 pub fn full_name(unit: &str) -> Result<String> {
     let is_name = |b: u8| b.is_ascii_alphanumeric() || b":-_.\\@".contains(&b);
-    ensure!(!unit.is_empty() && !unit.starts_with('.') && unit.bytes().all(is_name), "{unit:?} is no name of a unit");
+    ensure!(
+        !unit.is_empty() && !unit.starts_with('.') && unit.bytes().all(is_name),
+        "{unit:?} is not the name of a unit"
+    );
     const OTHERS: [&str; 9] =
         [".socket", ".target", ".timer", ".mount", ".slice", ".scope", ".path", ".device", ".swap"];
     ensure!(!OTHERS.iter().any(|suffix| unit.ends_with(suffix)), "{unit}: only services can be enabled");
@@ -67,15 +101,15 @@ fn drop_in(root: &Path, name: &str) -> PathBuf {
     root.join(DROP_INS).join(format!("{name}.d")).join(DROP_IN)
 }
 
-/// Removes our drop-in. Somebody else's may be there, too.
+/// Removes Fastsocket's drop-in. Drop-ins of others stay.
 fn forget(root: &Path, name: &str) -> Result<()> {
     let file = drop_in(root, name);
     remove(&file)?;
     let _ = file.parent().map(fs::remove_dir);
-    Ok(())
+    clusters::set(root, name, None)
 }
 
-/// The unit exists, and preloads nothing of its own: our line would take the place of that.
+/// The unit exists and preloads no library, whose setting the drop-in would replace.
 fn check(root: &Path, name: &str) -> Result<()> {
     // `user@1000.service` is made from `user@.service`.
     let template = name.split_once('@').map(|(before, _)| format!("{before}@.service"));
@@ -109,7 +143,7 @@ fn conf(library: &Path) -> String {
     )
 }
 
-/// Units that have our drop-in.
+/// Units that have Fastsocket's drop-in.
 fn enabled(root: &Path) -> Result<BTreeSet<String>> {
     let directory = root.join(DROP_INS);
     let entries = match fs::read_dir(&directory) {
@@ -127,7 +161,7 @@ fn policy(root: &Path) -> Result<()> {
     let units: Vec<String> =
         enabled(root)?.iter().map(|name| format!("\"unit:{}\"", name.replace('\\', "\\\\"))).collect();
     let file = root.join(POLICY);
-    // One unit shares with itself anyway.
+    // A unit shares with itself in any case.
     if units.len() < 2 {
         remove(&file)?;
         let _ = file.parent().map(fs::remove_dir);
@@ -136,7 +170,7 @@ fn policy(root: &Path) -> Result<()> {
     write(&file, &format!("{HEADER}share = [[{}]]\n", units.join(", ")))
 }
 
-/// Writes a file that is either the old or the new one.
+/// Writes a file so that readers find the old or the new one.
 fn write(file: &Path, text: &str) -> Result<()> {
     let failed = || file.display().to_string();
     let directory = file.parent().unwrap_or(Path::new("/"));
@@ -158,7 +192,7 @@ fn remove(file: &Path) -> Result<()> {
     }
 }
 
-/// Has systemd read its units again, where it runs.
+/// Makes systemd read its units again, if it runs.
 fn reload(root: &Path) {
     if root != Path::new("/") || !Path::new("/run/systemd/system").exists() {
         return;
@@ -179,6 +213,9 @@ mod tests {
         fs::create_dir_all(&units).unwrap();
         fs::write(units.join("nginx.service"), "[Service]\nExecStart=/usr/sbin/nginx\n# LD_PRELOAD=no\n").unwrap();
         fs::write(units.join("redis@.service"), "[Service]\nExecStart=/usr/bin/redis-server\n").unwrap();
+        fs::write(units.join("db.service"), "[Service]\nExecStart=/bin/true\n").unwrap();
+        fs::write(units.join("db@.service"), "[Unit]\nPartOf=db.service\n").unwrap();
+        fs::write(units.join("redis.service"), "[Service]\nExecStart=/usr/bin/redis-server\n").unwrap();
         fs::write(units.join("own.service"), "[Service]\nEnvironment=LD_PRELOAD=/x.so\n").unwrap();
         let library = dir.path().join("libfsocket.so");
         let mut header = fs::read("/proc/self/exe").unwrap();
@@ -220,14 +257,27 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_that_stands_for_instances_enables_them() {
+        let (dir, library) = root();
+        let root = dir.path();
+        enable_at(root, &library, &["db", "redis"]).unwrap();
+        let names = enabled(root).unwrap().into_iter().collect::<Vec<_>>();
+        // The template `redis@.service` is no part of the unit `redis.service`.
+        assert_eq!(names, ["db.service", "db@.service", "redis.service"]);
+        assert_eq!([to_restart("db.service"), to_restart("db@.service")], ["db.service", "'db@*.service'"]);
+        disable_at(root, &["db"], false);
+        assert_eq!(enabled(root).unwrap().into_iter().collect::<Vec<_>>(), ["redis.service"]);
+    }
+
+    #[test]
     fn nothing_is_written_for_a_unit_that_is_not_there() {
         let (dir, library) = root();
         for (units, why) in [
             (&["nginx", "nowhere"][..], "no unit nowhere.service"),
             (&["nginx", "own"], "LD_PRELOAD itself"),
             (&["nginx.socket"], "only services"),
-            (&["../nginx"], "no name"),
-            (&[""], "no name"),
+            (&["../nginx"], "not the name"),
+            (&[""], "not the name"),
         ] {
             let e = enable_at(dir.path(), &library, units).unwrap_err().to_string();
             assert!(e.contains(why), "{e}");

@@ -1,9 +1,9 @@
-//! `fastsocket run` as an exec wrapper: what it hands over, and how it fails.
+//! Tests of `fastsocket run` as a wrapper: what it hands over to the program, and how it fails.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
-/// `fastsocket ARGS` without anything of ours to be found.
+/// Runs `fastsocket ARGS` in a place where it finds no other part of Fastsocket.
 fn bare(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fastsocket"));
     command.args(args).env("FASTSOCKET_LIBRARY", "/nonexistent/libfsocket.so");
@@ -39,7 +39,8 @@ fn own_failures_are_125() {
     assert_eq!(output(&["--version"]).status.code(), Some(0));
 }
 
-/// `fastsocket bench` becomes `fastsocket-bench`: that beside it, where the library is installed, or in PATH.
+/// `fastsocket bench` executes `fastsocket-bench`: the one beside it, else where the library is
+/// installed, else in PATH.
 #[test]
 fn the_benchmark_is_a_program_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
@@ -67,7 +68,7 @@ fn the_benchmark_is_a_program_of_its_own() {
         let (status, said, _) = ask(&["shapes", "--only", "a b"]);
         assert_eq!((status, said), (Some(7), format!("{what} shapes --only a b\n")));
     }
-    // Its help is the command line's, and needs no program.
+    // `--help` is answered by the command line itself, so it does not need the program.
     let (status, said, _) = ask(&["shapes", "--help"]);
     assert!(status == Some(0) && said.contains("--before"), "{said}");
 }
@@ -95,7 +96,8 @@ fn arguments_pass_through() {
     assert_eq!(String::from_utf8_lossy(&result.stdout), "-v --no-shm -- a b\n");
 }
 
-/// std's start-up code would ignore SIGPIPE and open closed descriptors.
+/// The start-up code of std would ignore SIGPIPE and open closed descriptors. `fastsocket run`
+/// must avoid both.
 #[test]
 fn signals_and_closed_descriptors_pass_through() {
     let wrapper = env!("CARGO_BIN_EXE_fastsocket");
@@ -113,10 +115,11 @@ fn signals_and_closed_descriptors_pass_through() {
     }
 }
 
-/// Says that it has its name, and answers later: so is a monitor that has just started, on a busy machine.
+/// A false monitor that binds its name at once but answers late, as a monitor does that has just
+/// started on a busy machine.
 const LATE: &str = r#"#!/usr/bin/python3
 import os, socket, sys, time
-path = sys.argv[sys.argv.index("--socket") + 1]
+path = sys.argv[sys.argv.index("--socket") + 1].replace(".sock", "-ABI.sock")
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 s.bind(path)
 s.listen()
@@ -147,9 +150,10 @@ fn a_private_monitor_answers_before_the_program_begins() {
         path
     };
     std::fs::set_permissions(runtime.path(), PermissionsExt::from_mode(0o700)).unwrap();
-    // (What ld.so cannot load it leaves out.)
+    // ld.so skips a library that it cannot load.
     let head = std::fs::read("/proc/self/exe").unwrap();
-    let (library, monitor) = (file("libfsocket.so", &head[..64], 0o644), file("monitor", LATE.as_bytes(), 0o755));
+    let late = LATE.replace("ABI", &fsocket_abi::VERSION.to_string());
+    let (library, monitor) = (file("libfsocket.so", &head[..64], 0o644), file("monitor", late.as_bytes(), 0o755));
     let answered = runtime.path().join("fastsocket/answered");
     let mut command = bare(&["run", "test", "-e", answered.to_str().unwrap()]);
     command.env("FASTSOCKET_LIBRARY", library).env("FASTSOCKET_MONITOR", monitor);

@@ -1,7 +1,7 @@
 //! `fastsocket tune` on real devices, in network namespaces of their own.
 //!
-//! Each test's thread leaves the machine's network and mount namespace, so
-//! that nothing has to be cleaned up: what a test makes goes with its thread.
+//! Each test's thread enters a network and mount namespace of its own. Everything that a test
+//! makes disappears with its thread, so no test has to clean up.
 
 #[path = "../../tune/tests/common/fake.rs"]
 mod fake;
@@ -18,7 +18,7 @@ use std::process::{Command, Output};
 
 const QUEUES: &str = "/sys/class/net/v0/queues";
 
-/// Runs a program of the system, which has to succeed.
+/// Runs a program of the system and panics unless it succeeds.
 #[track_caller]
 fn run(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
@@ -32,8 +32,8 @@ fn search_path() -> String {
     format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
 
-/// Puts this thread, and what it starts, into namespaces of its own. False,
-/// loudly, where that is not allowed.
+/// Moves this thread and its children into namespaces of their own. Returns false, with a message,
+/// where the user may not do that.
 fn alone(sysfs: bool) -> bool {
     let strict = std::env::var_os("FASTSOCKET_TEST_STRICT").is_some();
     for program in ["ip", "ethtool", "mount"] {
@@ -44,8 +44,8 @@ fn alone(sysfs: bool) -> bool {
         }
     }
     let able = rustix::process::geteuid().is_root()
-        // SAFETY: no descriptor table is unshared, and no other thread relies
-        // on this one's namespaces.
+        // SAFETY: the call does not unshare the descriptor table, and no other thread relies on
+        // this thread's namespaces.
         && unsafe { unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.is_ok();
     if !able {
         assert!(!strict, "no namespaces of its own (FASTSOCKET_TEST_STRICT is set)");
@@ -60,7 +60,7 @@ fn alone(sysfs: bool) -> bool {
     true
 }
 
-/// A pair with four queues each way, of which one is in use at first.
+/// Creates a pair of veth devices with four queues each way, of which one is in use at first.
 fn veth() {
     run("ip link add v0 numtxqueues 4 numrxqueues 4 type veth peer name v1 numtxqueues 4 numrxqueues 4");
     run("ip link set v0 up");
@@ -83,7 +83,7 @@ impl Tune {
         command
     }
 
-    /// Runs it; the exit status has to be `status`.
+    /// Runs the command and checks that its exit status is `status`.
     #[track_caller]
     fn run(&self, line: &str, status: i32) -> String {
         said(self.command(line).output().unwrap(), line, status)
@@ -96,7 +96,7 @@ impl Tune {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// State files; the lock is none.
+    /// State files in the directory, without the lock file.
     fn files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.state.path()).unwrap();
         entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "json")).collect()
@@ -110,10 +110,10 @@ fn said(output: Output, line: &str, status: i32) -> String {
     text
 }
 
-/// Everything that tune may touch, as it is on the machine: the queues of v0,
-/// network settings, interrupts, and what ethtool says.
+/// Reads everything that `tune` may change: the queues of v0, network settings, interrupts, and
+/// ethtool's values.
 fn snapshot() -> BTreeMap<String, String> {
-    // Counters move by themselves.
+    // The counts of spurious interrupts are left out, because they change by themselves.
     let mut found = settings::settings("v0", &["/spurious"]);
     for what in ["-l", "-k"] {
         found.insert(format!("ethtool {what}"), run(&format!("ethtool {what} v0")));
@@ -156,7 +156,7 @@ fn veth_there_and_back() {
     let before = snapshot();
     let tune = Tune::new();
 
-    // Only looks.
+    // Without --apply, the command changes nothing.
     let text = tune.run("v0", 0);
     assert!(text.contains("would change") && text.contains("veth"), "{text}");
     let plan = tune.json("v0", 0);
@@ -233,7 +233,7 @@ fn what_somebody_changed_since() {
     tune.run("v0 --apply", 0);
     fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "0").unwrap();
     let text = tune.run("v0 --revert", 1);
-    assert!(text.contains("somebody has set it to 0"), "{text}");
+    assert!(text.contains("it was changed to 0"), "{text}");
     assert_eq!(file("/proc/sys/net/ipv4/tcp_tw_reuse"), "0");
     tune.run("v0 --revert --force", 0);
     unchanged(&before);
@@ -304,7 +304,8 @@ fn refusals() {
         tune.run(usage, 125);
     }
     run("mount -t sysfs sysfs /sys");
-    // A user other than root looks, and does not touch. He needs the program.
+    // A user other than root may look but not change anything, and needs a readable copy of the
+    // program.
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("fastsocket");
     fs::copy(env!("CARGO_BIN_EXE_fastsocket"), &program).unwrap();
@@ -320,7 +321,7 @@ fn refusals() {
     assert!(tune.files().is_empty());
 }
 
-/// Our ioctls against the program of that name.
+/// Compares the results of our ioctls with the output of the program `ethtool`.
 #[test]
 fn ethtool_says_the_same() {
     if !alone(true) {
@@ -352,7 +353,7 @@ fn ethtool_says_the_same() {
     }
 }
 
-/// The command on a recorded server with 96 CPUs and a card of 64 queues.
+/// Runs the command on a recording of a server with 96 CPUs and a network card with 64 queues.
 #[test]
 fn a_recorded_server() {
     let fake = fake::Fake::new(32);
@@ -372,7 +373,7 @@ fn a_recorded_server() {
     assert_eq!(fake.affinity(63), "95");
     assert!(fake.path("var/lib/fastsocket/tune/eth0.json").exists());
     fake.put("proc/sys/net/core/somaxconn", "7");
-    assert!(tune("eth0 --revert", 1).contains("somebody has set it to 7"));
+    assert!(tune("eth0 --revert", 1).contains("it was changed to 7"));
     tune("eth0 --revert --force", 0);
     assert_eq!(fake.snapshot(), before);
 }

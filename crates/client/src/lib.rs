@@ -1,4 +1,5 @@
-//! What commands share: where library and monitor are, and the monitor's socket from a client's side.
+//! Functions that all commands share: finding the library and the monitor, and the client's side of the monitor's
+//! socket.
 
 #![deny(unsafe_code)]
 
@@ -6,5 +7,5 @@ pub mod control;
 pub mod locate;
 pub mod preload_list;
 
-/// Exit status for everything that is our own failure, as `env`, `nice` and other exec wrappers have it.
+/// Exit status for failures of the command itself, as in `env`, `nice` and other exec wrappers.
 pub const EXIT_OWN: i32 = 125;

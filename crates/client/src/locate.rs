@@ -1,4 +1,4 @@
-//! Finds the library, the monitor, and the programs that commands hand over to.
+//! Finds the library, the monitor, and the programs that commands execute.
 
 use clap::Args;
 use std::fs::File;
@@ -19,19 +19,19 @@ pub struct Pieces {
     pub monitor: Option<PathBuf>,
 }
 
-/// The library, absolute and fit for `LD_PRELOAD`. The error says why not.
+/// Absolute path of the library, which is fit for `LD_PRELOAD`. The error says why there is none.
 pub fn library(named: Option<&Path>) -> Result<PathBuf, String> {
     let path = find(named, LIBRARY, &["", "../lib", "../lib/fastsocket"], &["/usr/lib/fastsocket", "/usr/lib"])?;
     check_library(&path)?;
     Ok(path)
 }
 
-/// The monitor, absolute.
+/// Absolute path of the monitor.
 pub fn monitor(named: Option<&Path>) -> Result<PathBuf, String> {
     find(named, MONITOR, &["", "../sbin", "../../sbin"], &["/usr/sbin", "/usr/local/sbin", "/usr/bin"])
 }
 
-/// The program that a command hands over to: beside this one, where the library is installed, or in PATH.
+/// The program that a command executes: beside this one, where the library is installed, or in PATH.
 pub fn program(name: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     find(None, name, &["", "../lib/fastsocket"], &["/usr/lib/fastsocket"]).or_else(|e| {
@@ -40,7 +40,7 @@ pub fn program(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// `beside`: directories relative to that of this program.
+/// `beside`: directories relative to the directory of this program.
 fn find(named: Option<&Path>, name: &str, beside: &[&str], system: &[&str]) -> Result<PathBuf, String> {
     if let Some(path) = named {
         return path.canonicalize().map_err(|e| format!("{}: {e}", path.display()));
@@ -53,7 +53,7 @@ fn find(named: Option<&Path>, name: &str, beside: &[&str], system: &[&str]) -> R
         .ok_or_else(|| format!("{name} not found"))
 }
 
-/// What ld.so would complain about in every program, found out here once.
+/// Checks once what ld.so would otherwise report in every program.
 fn check_library(path: &Path) -> Result<(), String> {
     let text = path.to_string_lossy();
     // ld.so(8): entries are separated by spaces or colons; neither can be escaped.

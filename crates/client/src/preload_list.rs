@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-/// `LD_PRELOAD` with the library first (after the runtimes of sanitizers), once; what else is
-/// there stays.
+/// Returns the value of `LD_PRELOAD` that has the library first (after the runtimes of sanitizers), and only once.
+/// Other entries stay.
 pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
     let now = now.unwrap_or_default();
     let entries: Vec<&[u8]> = entries(&now).collect();
@@ -15,14 +15,14 @@ pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
         return now;
     }
     let (before, after): (Vec<&[u8]>, Vec<&[u8]>) = entries.into_iter().partition(|e| is_sanitizer(e));
-    // Another build of the library: two of them would hook each other.
+    // Other builds of the library are removed: two builds would hook each other.
     let stranger = |e: &&[u8]| !is_library(e);
     let ours = library.as_os_str().as_bytes();
     let list: Vec<&[u8]> = before.into_iter().chain([ours]).chain(after.into_iter().filter(stranger)).collect();
     OsString::from_vec(list.join(&b':'))
 }
 
-/// Runtimes of sanitizers: they watch the program from before us, if they are asked to.
+/// Is this the runtime of a sanitizer? A preloaded sanitizer watches the program from before the library.
 fn is_sanitizer(entry: &[u8]) -> bool {
     let name = Path::new(OsStr::from_bytes(entry)).file_name().unwrap_or_default().as_bytes();
     [&b"libasan."[..], b"libtsan.", b"liblsan.", b"libubsan.", b"libclang_rt."].iter().any(|p| name.starts_with(p))

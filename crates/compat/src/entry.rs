@@ -1,21 +1,21 @@
-//! Entries of a submission queue: which descriptors they name.
+//! Entries of an io_uring submission queue, and the descriptors that they name.
 
-/// Bytes of a `struct io_uring_sqe`; a large one has as many again behind it.
+/// Bytes of a `struct io_uring_sqe`. A large entry is twice as long.
 pub const SIZE: usize = 64;
 
-/// IOSQE_FIXED_FILE: the number is a place in the ring's own table.
+/// IOSQE_FIXED_FILE: the number is an index in the ring's own table of files.
 const FIXED_FILE: u8 = 1;
-/// IOSQE_IO_DRAIN, IOSQE_IO_LINK, IOSQE_IO_HARDLINK: it has a place among others.
+/// IOSQE_IO_DRAIN, IOSQE_IO_LINK, IOSQE_IO_HARDLINK: the entry's order among other entries matters.
 const IN_ORDER: u8 = 2 | LINKS;
-/// Of these: the next entry waits for this one.
+/// Flags that make the next entry wait for this one.
 const LINKS: u8 = 4 | 8;
-/// SPLICE_F_FD_IN_FIXED: likewise.
+/// SPLICE_F_FD_IN_FIXED: the input's number is an index in that table.
 const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
-/// Most numbers that one call can name (IORING_MAX_FIXED_FILES).
+/// Maximum number of descriptors that one call can name (IORING_MAX_FIXED_FILES).
 const MOST: usize = 1 << 20;
 
-/// Numbers of operations (enum io_uring_op). Unknown ones are taken to have a
-/// descriptor where most of them have it.
+/// Numbers of operations (enum io_uring_op). Unknown operations are taken to have a descriptor in `fd`, as most
+/// operations do.
 mod op {
     pub const NOP: u8 = 0;
     pub const POLL_REMOVE: u8 = 7;
@@ -39,7 +39,7 @@ mod op {
     pub const FUTEX_WAITV: u8 = 53;
 }
 
-/// io_uring_register's operations.
+/// Operations of io_uring_register(2).
 mod register {
     pub const FILES: u32 = 2;
     pub const FILES_UPDATE: u32 = 6;
@@ -47,7 +47,7 @@ mod register {
     pub const FILES_UPDATE2: u32 = 14;
 }
 
-/// One entry, copied: the program may change it meanwhile, as it may under the kernel.
+/// A copy of an entry. The program may change the entry meanwhile, as it may while the kernel reads it.
 pub struct Entry {
     at: *const u8,
     op: u8,
@@ -62,10 +62,9 @@ pub struct Entry {
 
 impl Entry {
     /// # Safety
-    /// `at` is an entry of a ring.
+    /// `at` points to an entry of a ring that is mapped.
     pub unsafe fn read(at: *const u8) -> Entry {
-        // SAFETY: the entry is one of a ring that is mapped, and still the program's; the fields lie as in
-        // include/uapi/linux/io_uring.h.
+        // SAFETY: `at` points to an entry of a mapped ring; the offsets are those of include/uapi/linux/io_uring.h.
         unsafe {
             Entry {
                 at,
@@ -81,7 +80,7 @@ impl Entry {
         }
     }
 
-    /// Numbers that the entry itself has; some are -1.
+    /// Descriptors that the entry itself contains; -1: none.
     pub fn descriptors(&self) -> [i32; 2] {
         let first = match self.op {
             op::NOP
@@ -94,9 +93,9 @@ impl Entry {
             | op::SOCKET
             | op::WAITID
             | op::FUTEX_WAIT..=op::FUTEX_WAITV => -1,
-            // The instance is asked for the other one; it is not used itself.
+            // The call changes only the instance's registrations; see [`Entry::instance`].
             op::EPOLL_CTL => -1,
-            // A place in the ring's table, if there is one.
+            // With `splice_in`, the entry closes a file in the ring's table, and no descriptor.
             op::CLOSE if self.splice_in != 0 => -1,
             _ if self.flags & FIXED_FILE != 0 => -1,
             _ => self.fd,
@@ -109,12 +108,12 @@ impl Entry {
         [first, second]
     }
 
-    /// The epoll instance whose registrations change.
+    /// The epoll instance whose registrations the entry changes.
     pub fn instance(&self) -> Option<i32> {
         (self.op == op::EPOLL_CTL).then_some(self.fd)
     }
 
-    /// What `epoll_ctl` wants, and the instance, unless the order among other entries matters.
+    /// The arguments of an `epoll_ctl` entry, unless the order among other entries matters.
     pub fn epoll_ctl(&self) -> Option<(i32, i32, i32, *const libc::epoll_event)> {
         let plain = self.op == op::EPOLL_CTL && self.flags & IN_ORDER == 0;
         plain.then_some((self.fd, self.len as i32, self.off as i32, self.addr as *const libc::epoll_event))
@@ -125,13 +124,14 @@ impl Entry {
         self.flags & LINKS != 0
     }
 
-    /// It was done; the kernel has nothing to do but to say so.
+    /// Called when the library has carried out this entry. Turns it into an operation for which the kernel only
+    /// reports success.
     ///
     /// # Safety
-    /// The entry is still the program's to write, and mapped so.
+    /// The entry is not submitted yet, and its mapping is writable.
     pub unsafe fn is_done(&self) {
         let at = self.at as *mut u8;
-        // SAFETY: the entry is one of a ring that is mapped, and still the program's; the fields lie as in
+        // SAFETY: `at` is an entry that is mapped and writable until it is submitted; the offsets are those of
         // include/uapi/linux/io_uring.h.
         unsafe {
             at.write_volatile(op::NOP);
@@ -139,14 +139,13 @@ impl Entry {
         }
     }
 
-    /// It is about another pair of instance and descriptor, of which the kernel's answer is the
-    /// right one.
+    /// Makes the entry name another pair of instance and descriptor, for which the kernel gives the right answer.
     ///
     /// # Safety
     /// As [`Entry::is_done`].
     pub unsafe fn names(&self, instance: i32, member: i32) {
         let at = self.at as *mut u8;
-        // SAFETY: the entry is one of a ring that is mapped, and still the program's; the fields lie as in
+        // SAFETY: `at` is an entry that is mapped and writable until it is submitted; the offsets are those of
         // include/uapi/linux/io_uring.h.
         unsafe {
             (at.add(4) as *mut i32).write_volatile(instance);
@@ -154,23 +153,23 @@ impl Entry {
         }
     }
 
-    /// The number that is closed.
+    /// The descriptor that the entry closes.
     pub fn closes(&self) -> Option<i32> {
         (self.op == op::CLOSE && self.splice_in == 0).then_some(self.fd)
     }
 
-    /// The message that it sends, if it does.
+    /// The message of a send entry.
     pub fn message(&self) -> Option<*const libc::msghdr> {
         matches!(self.op, op::SENDMSG | op::SENDMSG_ZC).then_some(self.addr as *const libc::msghdr)
     }
 
-    /// Numbers that the entry points to.
+    /// Calls `used` for each descriptor in memory to which the entry points.
     ///
     /// # Safety
-    /// Its pointers are as the kernel wants them.
+    /// The entry's pointers are valid for the kernel.
     pub unsafe fn further(&self, used: impl FnMut(i32)) {
         if self.op == op::FILES_UPDATE {
-            // SAFETY: the program says that so many numbers are there, as the kernel reads them.
+            // SAFETY: the program passes `len` descriptors at `addr`, which the kernel will read, too.
             unsafe { fds_of(self.addr as *const i32, self.len as usize, used) }
         }
     }
@@ -183,17 +182,18 @@ pub unsafe fn fds_of(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
         return;
     }
     for i in 0..n.min(MOST) {
-        // SAFETY: the program says that so many numbers are there, as the kernel reads them.
+        // SAFETY: `fds` has `n` numbers, and `i` is below `n`.
         used(unsafe { fds.add(i).read_unaligned() });
     }
 }
 
-/// Numbers that io_uring_register(2) is given.
+/// Calls `used` for each descriptor that io_uring_register(2) is given.
 ///
 /// # Safety
-/// `arg` and `n` are what the operation wants.
+/// `arg` and `n` are valid for the operation.
 pub unsafe fn registered(op: u32, arg: *const u8, n: u32, used: impl FnMut(i32)) {
-    // SAFETY: `arg` and `n` are the program's, as the operation wants them; layouts of include/uapi/linux/io_uring.h.
+    // SAFETY: `arg` and `n` are the operation's arguments, as the program passed them; the layouts are those of
+    // include/uapi/linux/io_uring.h.
     unsafe {
         let list = |at: usize| (arg.add(at) as *const u64).read_unaligned() as *const i32;
         let count = |at: usize| (arg.add(at) as *const u32).read_unaligned() as usize;
@@ -214,7 +214,7 @@ mod tests {
     fn entry(op: u8, flags: u8, fd: i32) -> Entry {
         let mut b = [0u64; SIZE / 8];
         let p = b.as_mut_ptr() as *mut u8;
-        // SAFETY: within the array.
+        // SAFETY: all offsets are within the array.
         unsafe {
             *p = op;
             *p.add(1) = flags;
@@ -228,7 +228,7 @@ mod tests {
         const RECV: u8 = 27;
         assert_eq!(entry(RECV, 0, 10).descriptors(), [10, -1]);
         assert_eq!(entry(RECV, FIXED_FILE, 10).descriptors(), [-1, -1]);
-        // The family, AF_INET6.
+        // In a SOCKET entry the field is the address family (10 is AF_INET6).
         assert_eq!(entry(op::SOCKET, 0, 10).descriptors(), [-1, -1]);
         assert_eq!(entry(op::PROVIDE_BUFFERS, 0, 10).descriptors(), [-1, -1]);
     }
@@ -254,7 +254,7 @@ mod tests {
             n += 1;
         };
         let p = update.as_ptr() as *const u8;
-        // SAFETY: laid out as the operations want it.
+        // SAFETY: the arrays are laid out as the operations expect.
         unsafe {
             registered(register::FILES, fds.as_ptr() as *const u8, 2, &mut used);
             registered(register::FILES_UPDATE, p, 1, &mut used);

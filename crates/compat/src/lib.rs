@@ -1,5 +1,5 @@
-//! How to see a program that works below the hooks: io_uring's rings, and epoll instances that it has made by
-//! system calls of its own. What follows for its descriptors is decided above.
+//! Detects programs that bypass the hooks: io_uring rings, and epoll instances that were made by raw system calls.
+//! Higher layers decide what to do with the descriptors.
 #![no_std]
 
 pub mod entry;

@@ -1,11 +1,11 @@
-//! The rings of this process, and where their submission queues lie.
+//! The io_uring rings of this process, and the addresses of their submission queues.
 
 use crate::entry::{Entry, SIZE};
 use crate::lock::Lock;
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_sys as sys;
 
-/// Rings at a time. Those beyond are looked for by `unhooked`.
+/// Maximum number of rings at a time. [`crate::unhooked`] looks for further rings.
 const MAX: usize = 64;
 
 const SETUP_SQE128: u32 = 1 << 10;
@@ -14,24 +14,24 @@ const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
 const OFF_SQ_RING: usize = 0;
 const OFF_SQES: usize = 0x1000_0000;
-/// More than the kernel makes (IORING_MAX_ENTRIES, doubled for a large entry).
+/// Upper bound of the number of entries. It is above the kernel's (IORING_MAX_ENTRIES, doubled for a large entry).
 const MOST: u32 = 65536;
 
-/// What of `struct io_uring_params` (include/uapi/linux/io_uring.h) is needed.
+/// The fields of `struct io_uring_params` (include/uapi/linux/io_uring.h) that are needed.
 pub struct Params {
     pub flags: u32,
     entries: u32,
     head: usize,
     tail: usize,
     array: usize,
-    /// NO_MMAP: where entries and rings lie.
+    /// With NO_MMAP: the addresses of the entries and of the rings.
     sqes: usize,
     rings: usize,
 }
 
 impl Params {
     /// # Safety
-    /// A `struct io_uring_params` as the kernel has filled it.
+    /// `p` points to a `struct io_uring_params` that the kernel has filled.
     pub unsafe fn read(p: *const u8) -> Params {
         // SAFETY: the kernel has filled the 120 bytes of the structure, in which `at` lies.
         let u = |at: usize| unsafe { (p.add(at) as *const u32).read_unaligned() };
@@ -54,19 +54,19 @@ impl Params {
 pub struct Queue {
     head: *const u32,
     tail: *const u32,
-    /// Null: entry `i` is number `i`.
+    /// Maps positions in the queue to numbers of entries. Null: position `i` is entry `i`.
     array: *const u32,
     sqes: *const u8,
     entries: u32,
-    /// An entry is twice as long.
+    /// Is an entry twice as long?
     large: bool,
 }
-// SAFETY: memory that is shared with the kernel; it is read and written word by word.
+// SAFETY: the pointers lead to memory that is shared with the kernel, and that is accessed word by word.
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// A queue as liburing's `struct io_uring` describes it. It fills entries in
-    /// order, whatever its array says before a submission.
+    /// A queue as liburing's `struct io_uring` describes it. liburing fills the entries in order, whatever the
+    /// ring's array contains before a submission.
     ///
     /// # Safety
     /// The pointers are those of a ring that lives until [`closed`].
@@ -74,31 +74,31 @@ impl Queue {
         Queue { head, tail, array: core::ptr::null(), sqes, entries, large: flags & SETUP_SQE128 != 0 }
     }
 
-    /// Up to where the program has filled it.
+    /// The position up to which the program has filled the queue.
     pub fn tail(&self) -> u32 {
         // SAFETY: an aligned word of the ring, which the program writes too.
         unsafe { AtomicU32::from_ptr(self.tail as *mut u32) }.load(Ordering::Acquire)
     }
 
-    /// Entries that the kernel has not taken yet.
+    /// Calls `f` for each entry before `tail` that the kernel has not taken yet.
     pub fn each(&self, tail: u32, mut f: impl FnMut(&Entry)) {
         if self.entries == 0 || self.entries > MOST {
             return;
         }
-        // SAFETY: as in `tail`.
+        // SAFETY: an aligned word of the ring, which the kernel writes too.
         let head = unsafe { AtomicU32::from_ptr(self.head as *mut u32) }.load(Ordering::Acquire);
         let mask = self.entries - 1;
         for i in 0..tail.wrapping_sub(head).min(self.entries) {
             let mut at = head.wrapping_add(i) & mask;
             if !self.array.is_null() {
-                // SAFETY: below the number of entries.
+                // SAFETY: the index is below the number of entries.
                 at = unsafe { self.array.add(at as usize).read_volatile() };
                 if at >= self.entries {
                     continue; // the kernel drops it
                 }
             }
             let size = if self.large { SIZE * 2 } else { SIZE };
-            // SAFETY: below the number of entries; the kernel reads it as well.
+            // SAFETY: the index is below the number of entries, and the kernel reads the same memory.
             f(&unsafe { Entry::read(self.sqes.add(at as usize * size)) });
         }
     }
@@ -106,10 +106,10 @@ impl Queue {
 
 #[derive(Clone, Copy)]
 struct Ring {
-    /// -1: no entry.
+    /// -1: the slot is free.
     fd: i32,
     queue: Option<Queue>,
-    /// Mappings of ours: address and length.
+    /// The library's mappings: address and length.
     own: [(usize, usize); 2],
 }
 
@@ -117,7 +117,7 @@ const NONE: Ring = Ring { fd: -1, queue: None, own: [(0, 0); 2] };
 
 struct Rings([Ring; MAX]);
 static RINGS: Lock<Rings> = Lock::new(Rings([NONE; MAX]));
-/// Entries in use.
+/// Number of slots in use.
 #[link_section = ".data.fsocket_start"]
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -126,7 +126,7 @@ pub fn is_unused() -> bool {
     COUNT.load(Ordering::Relaxed) == 0
 }
 
-/// Is `fd` a ring that we know of?
+/// Is `fd` a ring that the library knows?
 pub fn known(fd: i32) -> bool {
     COUNT.load(Ordering::Relaxed) != 0 && RINGS.lock().is_ok_and(|r| r.0.iter().any(|r| r.fd == fd))
 }
@@ -144,7 +144,7 @@ pub fn each(mut f: impl FnMut(&Queue)) {
     }
 }
 
-/// None: nothing of it can be seen.
+/// Records a ring. `queue`: None if the library cannot see the submission queue.
 pub fn remember(fd: i32, queue: Option<Queue>) {
     put(Ring { fd, queue, own: [(0, 0); 2] });
 }
@@ -158,7 +158,7 @@ fn put(ring: Ring) -> bool {
     true
 }
 
-/// Look at the ring's memory as well as the program does. False: that cannot be.
+/// Maps the ring's memory, as the program does, and records the ring. False: this is impossible.
 pub fn map(fd: i32, p: &Params) -> bool {
     let array = |base: usize| match p.flags & SETUP_NO_SQARRAY {
         0 => (base + p.array) as *const u32,
@@ -183,7 +183,7 @@ pub fn map(fd: i32, p: &Params) -> bool {
     let lengths = [behind.max(p.head + 4).max(p.tail + 4), p.entries as usize * if large { SIZE * 2 } else { SIZE }];
     let view = |len, off, how| sys::mmap(len, libc::PROT_READ | how, libc::MAP_SHARED, fd, off);
     let Ok(rings) = view(lengths[0], OFF_SQ_RING, 0) else { return false };
-    // What we have done is written back, see `Entry::is_done`.
+    // The library marks entries as done in there; see `Entry::is_done`.
     let Ok(sqes) = view(lengths[1], OFF_SQES, libc::PROT_WRITE) else {
         unmap((rings as usize, lengths[0]));
         return false;
@@ -198,12 +198,12 @@ pub fn map(fd: i32, p: &Params) -> bool {
 
 fn unmap((at, len): (usize, usize)) {
     if len > 0 {
-        // SAFETY: a mapping of `map`, out of the list.
+        // SAFETY: `map` made this mapping, and its ring is not used any more.
         let _ = unsafe { sys::munmap(at as *mut u8, len) };
     }
 }
 
-/// The program closes `fd`: our view of the ring would keep it alive.
+/// Called when the program closes `fd`. Removes the library's mappings, which would keep the ring alive.
 #[inline]
 pub fn closed(fd: i32) {
     if COUNT.load(Ordering::Relaxed) != 0 {
@@ -224,7 +224,7 @@ pub fn closed_range(first: u32, last: u32) {
     }
 }
 
-/// In a forked child.
+/// Called in a forked child.
 pub fn become_child() {
     RINGS.reset_after_fork();
 }

@@ -1,14 +1,13 @@
-//! Programs that make some of their system calls themselves.
+//! Programs that make some of their system calls without libc.
 //!
-//! Rust's `rustix` (so `polling`, `async-io`) calls libc for `recv` but not for
-//! `epoll_ctl`: a connection of ours can sit in an epoll instance that we never
-//! saw, where its placeholder is never ready the way the connection is. Such an
-//! instance is a descriptor like any other, so we look for one where
-//! connections begin, where they send for the first time and where a program would
-//! have to wait. Once one is found this process is left to the kernel, with everything that it has.
+//! Rust's `rustix` (and so `polling` and `async-io`) calls libc for `recv`, but not for `epoll_ctl`. So a
+//! connection of the library can be in an epoll instance that the library has never seen. There the placeholder
+//! does not become ready when the connection does. Such an instance is a descriptor like any other. The library
+//! looks for one where connections begin, where they send for the first time, and where a program would have to
+//! wait. If there is one, this process and its connections use the kernel.
 //!
-//! The same goes for io_uring: a ring that was made neither through libc nor through
-//! liburing ([`crate::rings`]).
+//! The library also looks for io_uring rings that were made neither through libc nor through liburing
+//! ([`crate::rings`]).
 
 use crate::cow::Sparing;
 use crate::table;
@@ -20,41 +19,42 @@ use fsocket_sys as sys;
 
 #[link_section = ".data.fsocket_start"]
 static LOOKS: AtomicU32 = AtomicU32::new(0);
-/// So often we look every time, then every that many times: a look costs some
-/// 0.1 us a number, and such programs make their instance before they wait.
+/// The first OFTEN calls look every time, later calls once in OFTEN. A look costs about 0.1 us per descriptor
+/// number, and programs of this kind make their instance before they wait.
 const OFTEN: u32 = 64;
-/// Numbers looked at: instances are made early.
+/// Only descriptor numbers below this are looked at, because programs make their instances early.
 pub const FDS: i32 = 64;
-/// So many free numbers in a row are the end of what the program has, most likely.
+/// After this many free numbers in a row there are most likely no more descriptors.
 const GAP: u32 = 12;
-/// Instances whose registrations are carried over.
+/// Maximum number of instances whose registrations are carried over.
 const INSTANCES: usize = 8;
 
-/// Now and then, look for an instance that is not ours to see. True: there is
-/// one, and everything has gone over to the kernel.
+/// Looks, but not at every call, for an instance or a ring that the library has not seen. True: there is one, and
+/// the process has been left to the kernel.
 pub fn noticed() -> bool {
     let n = LOOKS.fetch_add(1, Ordering::Relaxed);
     if n >= OFTEN && !n.is_multiple_of(OFTEN) || !process::enabled() {
         return false;
     }
-    // Recognizing a ring costs more.
+    // Rings are looked for less often, because recognizing one costs more.
     look(n < 4 || n.is_power_of_two() || n >= OFTEN)
 }
 
-/// As [`noticed`], and not only now and then: before something that others see.
+/// As [`noticed`], but looks at every call. Used before something that other processes see.
 pub fn noticed_now() -> bool {
     process::enabled() && look(true)
 }
 
-/// Descriptors, a bit each, that looks of this process have found to be no ring.
+/// One bit for each descriptor that this process has looked at and found to be no ring.
 #[link_section = ".data.fsocket_start"]
 static NO_RING: AtomicU64 = AtomicU64::new(0);
-/// Those that the parent had found before the fork and that nobody has closed since. To ask /proc costs
-/// 6 us each, which a child that lives for one connection would pay for every descriptor that it inherits.
+/// One bit for each descriptor that the parent had found to be no ring before the fork, and that has not been
+/// closed since. A look into /proc costs 6 us. A child that lives for one connection would need one look for each
+/// inherited descriptor.
 #[link_section = ".data.fsocket_start"]
 static INHERITED_NO_RING: AtomicU64 = AtomicU64::new(0);
 
-/// In a forked child: what the parent has looked at is what the child has inherited.
+/// Called in a forked child, which has inherited the descriptors that the parent has looked at.
 pub fn become_child() {
     INHERITED_NO_RING.put(NO_RING.load(Ordering::Relaxed) | INHERITED_NO_RING.load(Ordering::Relaxed));
 }
@@ -75,11 +75,11 @@ fn look(rings: bool) -> bool {
     true
 }
 
-/// Instances that this program has found itself with, a bit for each number: no thread of its
-/// own is just making those.
+/// One bit for each descriptor that was an epoll instance when the program started. So no thread of this program is
+/// making it at the moment.
 static THERE: AtomicU64 = AtomicU64::new(0);
 
-/// At start: `fd` is an instance.
+/// Called at the start of a program that has inherited the epoll instance `fd`.
 pub fn found(fd: i32) {
     THERE.fetch_or(bit(fd), Ordering::Relaxed);
 }
@@ -88,7 +88,7 @@ fn was_there(fd: i32) -> bool {
     THERE.load(Ordering::Relaxed) & bit(fd) != 0
 }
 
-/// A number is free again, or something else.
+/// Called when a descriptor number is free again, or refers to something else.
 pub fn closed(fd: i32) {
     for known in [&THERE, &NO_RING, &INHERITED_NO_RING] {
         if known.load(Ordering::Relaxed) & bit(fd) != 0 {
@@ -102,8 +102,8 @@ fn bit(fd: i32) -> u64 {
 }
 const _: () = assert!(FDS as u32 <= u64::BITS);
 
-/// Is it still unknown after a moment? An instance that another thread duplicates or closes
-/// is not in our tables for as long as that takes.
+/// Is the instance still unknown after a moment? While another thread duplicates or closes an instance, the
+/// instance is missing from the library's tables.
 fn stays(fd: i32) -> bool {
     (0..MOMENTS).all(|_| {
         sys::nanosleep(1_000_000);
@@ -111,16 +111,16 @@ fn stays(fd: i32) -> bool {
     })
 }
 
-/// Milliseconds.
+/// Number of milliseconds for which an instance must stay unknown.
 const MOMENTS: u32 = 5;
 
-/// Is it neither the program's, as far as we know, nor our own?
+/// Is the descriptor neither in the library's tables nor one of the library's own?
 fn is_unknown(fd: i32) -> bool {
     fd != ctl::fd() && table::lookup(fd).is_none() && !process::owns(fd)
 }
 
-/// Tells an instance from other descriptors: removing a descriptor from it that can be polled and lies in no
-/// instance gives ENOENT for an instance, EINVAL for anything else.
+/// Tells an epoll instance from other descriptors by removing a pollable descriptor that is in no instance. ENOENT:
+/// `fd` is an instance. EINVAL: it is something else.
 fn probe(fd: i32) -> Result<(), sys::Errno> {
     sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, ctl::fd(), None)
 }
@@ -129,7 +129,7 @@ fn is_unseen(fd: i32) -> bool {
     is_unknown(fd) && probe(fd) == Err(sys::Errno::ENOENT)
 }
 
-/// How many instances there are. None: there is a ring.
+/// Finds unknown epoll instances, and returns their number. None: there is a ring.
 fn find(found: &mut [i32; INSTANCES], rings: bool) -> Option<usize> {
     if ctl::dead() {
         return Some(0);
@@ -164,8 +164,10 @@ fn may_be_ring(fd: i32) -> bool {
     !rings::known(fd) && INHERITED_NO_RING.load(Ordering::Relaxed) & bit(fd) == 0
 }
 
-/// Asked of /proc: a system-call filter may end a program that makes a call of io_uring. That makes the kernel build a
-/// directory for the process, some 10 us, so only of what has no type, as all that only the kernel makes.
+/// Is `fd` an io_uring ring? The answer is in /proc, because a system-call filter may end a program that makes a
+/// call of io_uring. A look into /proc makes the kernel build a directory for the process, which takes about 6 us.
+/// So the look is limited to descriptors without a file type. A ring has none, like all files that only the kernel
+/// makes.
 fn is_ring(fd: i32) -> bool {
     if sys::mode(fd).is_ok_and(|mode| mode & libc::S_IFMT != 0) {
         return false;
@@ -176,36 +178,37 @@ fn is_ring(fd: i32) -> bool {
     decimal(fd, &mut path[prefix.len()..]);
     let mut name = [0u8; 32];
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, name.as_mut_ptr() as usize, name.len(), 0, 0];
-    // SAFETY: a NUL-terminated path and a buffer of that size.
+    // SAFETY: `path` is NUL-terminated, and `name` is writable for its length.
     let n = unsafe { sys::raw(libc::SYS_readlinkat, args) }.unwrap_or(0);
     &name[..n] == b"anon_inode:[io_uring]"
 }
 
-/// What `fd` is registered for in `ep`.
+/// The events for which `fd` is registered in `ep`.
 pub fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
     account(ep, |line| parse(line, fd))
 }
 
-/// The process that a pidfd is of, as this one numbers it; not positive: it has ended, or
+/// The process of a pidfd, as its number in this process's PID namespace. Not positive: the process has ended, or
 /// has no number here.
 pub fn pid_of(pidfd: i32) -> Option<i32> {
     account(pidfd, |line| core::str::from_utf8(line).ok()?.strip_prefix("Pid:")?.trim().parse().ok())
 }
 
-/// The first line that `read` makes something of in the kernel's own account of a descriptor.
+/// Reads the kernel's description of a descriptor (fdinfo), and returns the first result of `read` for one of its
+/// lines.
 fn account<T>(of: i32, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
     let mut path = [0u8; 40];
     let prefix = b"/proc/self/fdinfo/";
     path[..prefix.len()].copy_from_slice(prefix);
     decimal(of, &mut path[prefix.len()..]);
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
-    // SAFETY: a NUL-terminated path.
+    // SAFETY: `path` is NUL-terminated.
     let info = unsafe { sys::raw(libc::SYS_openat, args) }.ok()? as i32;
     let mut buf = [0u8; 4096];
     let (mut have, mut found) = (0, None);
-    // 4 MiB: more than any table of descriptors fills.
+    // At most 4096 reads of at most 4 KiB, which is more than any table of descriptors fills.
     for _ in 0..4096 {
-        // SAFETY: within `buf`.
+        // SAFETY: the range is within `buf`.
         let n = unsafe { sys::read(info, buf.as_mut_ptr().add(have), buf.len() - have) }.unwrap_or(0);
         have += n;
         let text = &buf[..have];
@@ -221,7 +224,7 @@ fn account<T>(of: i32, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
     found
 }
 
-/// A line of "tfd: 7 events: 19 data: 2a  pos:…", numbers behind `tfd` in hexadecimal.
+/// Parses a line of "tfd: 7 events: 19 data: 2a  pos:…". The numbers after `tfd` are hexadecimal.
 fn parse(line: &[u8], fd: i32) -> Option<libc::epoll_event> {
     let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let mut field = |name| (words.next() == Some(name)).then(|| words.next()).flatten();
@@ -269,14 +272,14 @@ mod tests {
 
     #[test]
     pub fn registrations_of_a_real_instance_are_found() {
-        // SAFETY: plain system calls.
+        // SAFETY: the call takes no pointers.
         let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let waker = sys::eventfd().unwrap();
         assert!(registration(ep, waker).is_none());
         let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0xABCD_EF01_2345_6789 };
         sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, waker, Some(&ev)).unwrap();
         let got = registration(ep, waker).unwrap();
-        // The kernel adds HUP and ERR, which it reports always.
+        // The kernel adds HUP and ERR, which it always reports.
         assert_eq!({ got.events } & { ev.events }, { ev.events });
         assert_eq!({ got.u64 }, { ev.u64 });
         for fd in [ep, waker] {

@@ -1,5 +1,5 @@
-//! Shared by the tests of the balance: `tests/apps/busy_server.py`, whose workers do not accept
-//! for a while when they are told so.
+//! Helpers for the tests of balance. Their server is `tests/apps/busy_server.py`, whose workers
+//! stop accepting for a while on request.
 
 use crate::zones::{connect, counter, pin};
 use fsocket_testkit::host::Side::Accel;
@@ -15,12 +15,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// `busy_server.py` with two workers, both of which have a local listen socket that the other
-    /// may steal from.
+    /// Starts `busy_server.py` with two workers. Returns when each has a local listen socket from
+    /// which the other may steal.
     #[track_caller]
     pub fn start(host: &Host, mode: &str, backlog: u32, env: &[(&str, &str)]) -> Server {
         let port = net::free_port();
-        let script = fsocket_testkit::script("apps/busy_server.py").display().to_string();
+        let script = fsocket_testkit::helper("busy_server.py").display().to_string();
         let mut command = host.command(Accel, fsocket_testkit::PYTHON);
         command.args([&script, mode, &port.to_string(), "2", &backlog.to_string()]).env("FASTSOCKET_DISABLE", "shm");
         command.envs(env.iter().copied());
@@ -31,7 +31,8 @@ impl Server {
         let up = net::wait_until(Duration::from_secs(60), || !process.running() || listens());
         assert!(up.is_ok() && process.running(), "{mode}: {}", process.stderr());
         let server = Server { process, port };
-        // Who waits in a call must first show that he comes back at once.
+        // A worker that waits in a call gets a zone only after the library has seen it come back
+        // to this call at once.
         for round in 0..60 {
             let zones = || counter(&host.zones(), "zone_joins");
             if stock_mode() || if own { zones() == 2 } else { net::kernel_sockets(port, "0A") == 3 } {
@@ -46,7 +47,7 @@ impl Server {
         server
     }
 
-    /// A connection whose SYN this CPU handles.
+    /// Opens a connection whose SYN is handled by this CPU, and sends `words`.
     #[track_caller]
     pub fn say(&self, cpu: usize, words: &str) -> TcpStream {
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
@@ -62,14 +63,14 @@ impl Server {
         })
     }
 
-    /// Pid and thread of who answered.
+    /// Reads pid and thread of the worker that answered.
     #[track_caller]
     pub fn told(&self, c: &TcpStream) -> (i32, i32) {
         let v = self.all_told(c);
         (v[0], v[1])
     }
 
-    /// And the how many-th of its process it was.
+    /// Also reads the number of the connection within its process.
     #[track_caller]
     pub fn all_told(&self, mut c: &TcpStream) -> [i32; 3] {
         let mut text = String::new();
@@ -78,13 +79,14 @@ impl Server {
         v.try_into().unwrap_or_else(|v| panic!("{text:?}: {v:?}"))
     }
 
-    /// The worker of a CPU.
+    /// Pid and thread of the worker that serves connections from this CPU.
     #[track_caller]
     pub fn worker(&self, cpu: usize) -> (i32, i32) {
         self.told(&self.say(cpu, "who"))
     }
 
-    /// The workers of both CPUs, once each has its own: one that begins late serves nobody yet.
+    /// The workers of both CPUs, once they differ: until the slower worker has started, the other
+    /// one serves both CPUs.
     #[track_caller]
     pub fn workers(&self) -> [(i32, i32); 2] {
         let both = || [0, 1].map(|cpu| self.worker(cpu));
@@ -94,7 +96,8 @@ impl Server {
         both()
     }
 
-    /// Stops both workers and lets so many connections wait at each; theirs are the CPUs.
+    /// Stops both workers, then opens so many connections on each CPU, which wait in the worker's
+    /// queue.
     #[track_caller]
     pub fn stopped(&self, waiting: [usize; 2]) -> Stopped {
         let workers = self.workers().map(|(pid, _)| pid);
@@ -105,27 +108,28 @@ impl Server {
     }
 }
 
-/// Workers that do not run, and what waits for them.
+/// Two stopped workers, and the connections that wait for them.
 pub struct Stopped {
     pub workers: [i32; 2],
     pub waiting: [Vec<TcpStream>; 2],
 }
 
-/// To a process of the test.
+/// Sends a signal to a process of this test.
 #[track_caller]
 pub fn signal(pid: i32, signal: i32) {
-    // SAFETY: no memory is involved; the process is of this test.
+    // SAFETY: `kill` takes no pointers.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "process {pid}");
 }
 
-/// A host whose workers may be away for a while because this machine does other things,
-/// before anybody steals from them; what comes stays theirs to be stolen.
+/// A host with more patience: this machine may keep a worker off the CPU for a while, and the
+/// other one must not steal from it then. Flow groups do not move, so connections that wait can
+/// only be stolen.
 #[track_caller]
 pub fn patient() -> Host {
     Host::configured(None, "[balance]\npatience_us = 30000\nmigrate = false\n")
 }
 
-/// Connections that one worker took from another's queue, by the shared counts.
+/// Number of connections that workers took from others' queues, by the shared counters.
 pub fn stolen(zones: &Value) -> u64 {
     let steals = zones["groups"][0]["balance"]["steals"].as_array().cloned().unwrap_or_default();
     steals.iter().map(|s| s["connections"].as_u64().unwrap_or(0)).sum()

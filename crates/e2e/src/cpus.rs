@@ -1,4 +1,4 @@
-//! CPUs that go and come back: hotplug, and a cpuset control group.
+//! CPUs that disappear and return: by hotplug, and by a cpuset control group.
 
 use fsocket_testkit::netns::Cleanup;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 
-/// CPU 1, which can be taken from the whole machine. It is back when this ends, however it ends.
+/// CPU 1, which hotplug can take away from the whole machine. Dropping this value brings the CPU
+/// back.
 pub struct Hotplug {
     _cleanup: Cleanup,
 }
 
 impl Hotplug {
-    /// None: it cannot be done here; the test says so.
+    /// `None`: this machine does not allow hotplug. The caller reports that.
     pub fn new() -> Option<Hotplug> {
-        // SAFETY: a plain system call.
+        // SAFETY: `geteuid` takes no arguments.
         if unsafe { libc::geteuid() } != 0 || std::fs::read_to_string(ONLINE).ok()?.trim() != "1" {
             return None;
         }
@@ -23,14 +24,16 @@ impl Hotplug {
         Some(Hotplug { _cleanup: cleanup })
     }
 
-    /// How long the kernel took for it: usually some 40 ms; on a busy machine, stock or not, seconds.
+    /// Switches the CPU on or off. Returns the time that the kernel took: usually about 40 ms, but
+    /// seconds on a busy machine.
     pub fn set(&self, online: bool) -> Duration {
         let began = Instant::now();
         std::fs::write(ONLINE, if online { "1" } else { "0" }).expect("hotplug");
         began.elapsed()
     }
 
-    /// Away for a while, and back for a while. The longest time that the kernel took.
+    /// Takes the CPU away and brings it back, several times. Returns the longest time that the
+    /// kernel took for a change.
     pub fn away_and_back(&self, times: usize) -> Duration {
         let turn = |_| {
             let mut longest = Duration::ZERO;
@@ -44,7 +47,7 @@ impl Hotplug {
     }
 }
 
-/// Leaves the test, loudly, where CPU 1 cannot be taken away.
+/// Skips the test, with a message, if CPU 1 cannot be taken away.
 #[macro_export]
 macro_rules! need_hotplug {
     () => {
@@ -55,20 +58,22 @@ macro_rules! need_hotplug {
     };
 }
 
-/// A control group with CPUs of its own. It goes when this ends; who is in it then is killed.
+/// A control group with CPUs of its own. Dropping this value removes the group and kills the
+/// processes in it.
 pub struct Cpuset {
     path: PathBuf,
     _cleanup: Cleanup,
 }
 
 impl Cpuset {
-    /// With CPUs 0 and 1. None: there are no control groups with CPUs here.
+    /// Makes a group with CPUs 0 and 1. `None`: there are no control groups with CPUs here.
     pub fn new() -> Option<Cpuset> {
         let root = hierarchy()?;
         let path = root.join(format!("fastsocket-test-{}", std::process::id()));
         let mut cleanup = Cleanup::new().ok()?;
         let shown = path.display();
-        // A group can be removed only when nobody is in it, and a killed process takes a moment.
+        // A group can be removed only when it is empty, and a killed process needs a moment to
+        // end.
         cleanup
             .push(&format!(
                 "for i in 1 2 3 4 5 6 7 8 9; do p=$(cat {shown}/cgroup.procs) && [ \"$p\" ] && kill -9 $p; \
@@ -86,13 +91,13 @@ impl Cpuset {
         std::fs::write(self.path.join("cpuset.cpus"), list).expect("cpuset.cpus");
     }
 
-    /// Where a process writes its number to be in it.
+    /// The file to which a process writes its number in order to join the group.
     pub fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 }
 
-/// Where cpusets are: of version 1, or of version 2 with that controller.
+/// Directory of the cpuset hierarchy: of version 1, or of version 2 with the cpuset controller.
 fn hierarchy() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
     mounts.lines().find_map(|line| {

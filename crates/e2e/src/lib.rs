@@ -1,5 +1,5 @@
-//! Shared pieces of the end-to-end tests: server configurations, hashing,
-//! and reading what ab, wrk and redis-benchmark print.
+//! Shared parts of the end-to-end tests: server configurations, hashes, and parsers for the output
+//! of ab, wrk and redis-benchmark.
 
 pub mod busy;
 pub mod containers;
@@ -10,7 +10,7 @@ pub mod zones;
 use fsocket_testkit::{net, stock_mode, Delta, Host, Proc, Side};
 use std::path::{Path, PathBuf};
 
-/// Bytes that repeat nowhere: a simple generator, the same on every run.
+/// Pseudo-random bytes without repetition; the same on every run.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -32,8 +32,8 @@ pub fn document_root(host: &Host) -> PathBuf {
     host.path().join("www")
 }
 
-/// nginx with two workers, as its package configures it but for paths and
-/// ports. Returns the process (the master) and its port.
+/// Starts nginx with two workers. The configuration is that of the package, except for paths and
+/// ports. Returns the master process and its port.
 #[track_caller]
 pub fn nginx(host: &Host, side: Side) -> (Proc, u16) {
     let port = net::free_port();
@@ -55,8 +55,7 @@ pub fn nginx(host: &Host, side: Side) -> (Proc, u16) {
     (host.server(side, "nginx", port, program, &args), port)
 }
 
-/// `nginx -s reload`, with the library as an administrator's shell would
-/// not have it.
+/// Runs `nginx -s reload` without the library, as from an administrator's shell.
 #[track_caller]
 pub fn nginx_reload(host: &Host) {
     let dir = host.path().join("nginx").display().to_string();
@@ -77,7 +76,7 @@ pub fn curl_compare(host: &Host, side: Side, url: &str, expected: &Path, extra: 
     assert!(got == want, "{url}: {} bytes instead of {}, or other bytes", got.len(), want.len());
 }
 
-/// Number after `label` in what ab prints.
+/// The number after `label` in the output of ab.
 #[track_caller]
 pub fn ab_number(output: &str, label: &str) -> u64 {
     let line = output.lines().find(|line| line.starts_with(label));
@@ -86,7 +85,7 @@ pub fn ab_number(output: &str, label: &str) -> u64 {
     number.unwrap_or_else(|| panic!("no number in {line:?}"))
 }
 
-/// ab ended well: all requests complete, none failed, none with another status.
+/// Asserts that all requests of ab succeeded.
 #[track_caller]
 pub fn ab_clean(output: &str) {
     let ignorable = "Failed requests:";
@@ -95,7 +94,7 @@ pub fn ab_clean(output: &str) {
     assert!(!output.contains("Write errors:") || ab_number(output, "Write errors:") == 0, "write errors\n{output}");
 }
 
-/// wrk ended well.
+/// Asserts that wrk finished without errors.
 #[track_caller]
 pub fn wrk_clean(output: &str) {
     assert!(output.contains("requests in"), "wrk did not finish\n{output}");
@@ -133,29 +132,29 @@ pub fn redis(host: &Host, side: Side) -> (Proc, u16) {
 #[track_caller]
 pub fn echo_server(host: &Host, side: Side, kind: &str, address: &str) -> (Proc, u16) {
     let port = net::free_port();
-    let script = fsocket_testkit::script("apps/echo_server.py").display().to_string();
+    let script = fsocket_testkit::helper("echo_server.py").display().to_string();
     let args = [script.as_str(), kind, &port.to_string(), address];
     (host.server(side, &format!("echo-{kind}"), port, fsocket_testkit::PYTHON, &args), port)
 }
 
-/// Runs a Python script of `tests/apps` that ends with "ok".
+/// Runs a Python script (see [`fsocket_testkit::helper`]) that ends with "ok".
 #[track_caller]
 pub fn python(host: &Host, side: Side, limit: u64, script: &str, args: &[&str]) -> String {
-    let path = fsocket_testkit::script(&format!("apps/{script}")).display().to_string();
+    let path = fsocket_testkit::helper(script).display().to_string();
     let mut all = vec![path.as_str()];
     all.extend_from_slice(args);
     host.run(side, &script.replace('/', "-"), limit, fsocket_testkit::PYTHON, &all).success().says("ok").stdout
 }
 
-/// A Python script of `tests/apps` prints the same on both sides; see [`same_output`].
+/// A Python script must print the same on both sides; see [`same_output`].
 #[track_caller]
 pub fn same_transcripts(host: &Host, limit: u64, script: &str, args: &[&str]) -> Option<Delta> {
     same_output(host, |side| python(host, side, limit, script, args))
 }
 
-/// What `run` prints on stock sockets, it must print on ours. Of transcripts of thousands of lines
-/// the first difference is shown. What was counted by ours; None in stock mode, where there is no
-/// path to assert.
+/// `run` must print the same with the library as on stock sockets; otherwise the first difference
+/// is shown. Returns the changes of the library's counters. `None` in stock mode, where there are
+/// no paths to check.
 #[track_caller]
 pub fn same_output(host: &Host, run: impl Fn(Side) -> String) -> Option<Delta> {
     let stock = run(Side::Stock);
@@ -176,7 +175,8 @@ pub fn same_output(host: &Host, run: impl Fn(Side) -> String) -> Option<Delta> {
     Some(host.snapshot().since(&before))
 }
 
-/// Requests by ab over 2,000 connections, and 5,000 over ten that are kept.
+/// Makes requests with ab: 2,000 with a new connection each, and 5,000 over ten connections that
+/// are kept.
 #[track_caller]
 pub fn ab_anew_and_kept(host: &Host, side: Side, ab: &Path, url: &str, size: u64) {
     let done = host.run(side, "ab", 60, ab, &["-q", "-n", "2000", "-c", "10", url]).success();

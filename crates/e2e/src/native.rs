@@ -1,26 +1,26 @@
-//! The C programs of `tests/apps/native`, compiled for one test, and pairs of them.
+//! Helper programs in C that a test compiles, and pairs of them.
 
 use fsocket_testkit::host::{Accel, Side};
-use fsocket_testkit::{artifacts, find_program, net, script, stock_mode, Host, Proc};
+use fsocket_testkit::{artifacts, find_program, helper, net, stock_mode, workspace, Host, Proc};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Compiles `sources` of `tests/apps/native` with these further arguments into a file
-/// of the host's directory.
+/// Compiles `sources` (see [`helper`]) with these further arguments into a file of the host's
+/// directory. They may include `talk.h` of `tests/apps`.
 #[track_caller]
 pub fn build(host: &Host, name: &str, sources: &[&str], flags: &[&str]) -> PathBuf {
     let cc = find_program("cc").expect("a C compiler: building needs it, too");
     build_with(&cc, host, name, sources, flags)
 }
 
-/// The same with another compiler.
+/// The same as [`build`], with another compiler.
 #[track_caller]
 pub fn build_with(cc: &Path, host: &Host, name: &str, sources: &[&str], flags: &[&str]) -> PathBuf {
     let out = host.path().join(name);
     let mut command = Command::new(cc);
     command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&out);
-    command.args(sources.iter().map(|s| script(&format!("apps/native/{s}")))).args(flags);
+    command.arg("-I").arg(workspace().join("tests/apps")).args(sources.iter().map(|s| helper(s))).args(flags);
     Proc::spawn(host.logs(), "cc", command).finish(Duration::from_secs(60)).success();
     out
 }
@@ -32,20 +32,21 @@ pub fn loader() -> PathBuf {
     places.into_iter().find(|p| p.exists()).expect("glibc's loader")
 }
 
-/// `LD_PRELOAD` with other libraries before and after ours; in stock mode without ours.
+/// A value of `LD_PRELOAD` that has other libraries before and after ours. In stock mode ours is
+/// left out.
 pub fn preload(before: &[&Path], after: &[&Path]) -> String {
     let ours = (!stock_mode()).then(artifacts::library);
     let all = before.iter().copied().chain(ours.as_deref()).chain(after.iter().copied());
     all.map(|p| p.display().to_string()).collect::<Vec<_>>().join(":")
 }
 
-/// How the echo program is run, on both sides.
+/// How to run the echo program, as server and as client.
 #[derive(Default)]
 pub struct Echo<'a> {
-    /// What runs it, as `valgrind -q`.
+    /// Command that runs the program, such as `valgrind -q`. Empty: none.
     pub before: &'a [&'a str],
     pub env: &'a [(&'a str, &'a str)],
-    /// The whole of `LD_PRELOAD`; `None`: the library.
+    /// The whole value of `LD_PRELOAD`; `None`: only the library.
     pub preload: Option<String>,
 }
 
@@ -61,7 +62,7 @@ impl Echo<'_> {
         command
     }
 
-    /// A server of `connections` that end it.
+    /// Starts a server that ends after `connections` connections.
     #[track_caller]
     pub fn serve(&self, host: &Host, side: Side, program: &Path, connections: usize) -> (Proc, String) {
         let port = net::free_port();
@@ -76,8 +77,8 @@ impl Echo<'_> {
         (server, text)
     }
 
-    /// Server and client, `connections` at once, then both in one process. Everything must
-    /// go over shared memory, and nobody may complain.
+    /// Runs server and client with `connections` at once, then both in one process. All
+    /// connections must use shared memory, and no program may print an error.
     #[track_caller]
     pub fn check(&self, program: &Path, host: &Host, connections: usize, messages: usize) {
         let before = host.snapshot();

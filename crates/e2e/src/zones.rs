@@ -1,5 +1,5 @@
-//! Shared by the tests of zones: `tests/apps/zone_server.py`, and clients whose
-//! SYN a chosen CPU handles (on loopback: the one they run on).
+//! Helpers for the tests of zones. The server is `tests/apps/zone_server.py`. Clients choose the
+//! CPU that handles their SYN: on loopback it is the CPU on which they run.
 
 use fsocket_testkit::{net, stock_mode, Host, Proc, Side};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What the server said about one connection.
+/// A report of the server about one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub pid: i32,
@@ -25,7 +25,7 @@ pub struct Server {
     pub port: u16,
 }
 
-/// How to start one.
+/// Options for the start of a server.
 pub struct Start<'a> {
     pub mode: &'a str,
     pub bind: &'a str,
@@ -33,14 +33,14 @@ pub struct Start<'a> {
     pub options: &'a [&'a str],
     pub env: &'a [(&'a str, &'a str)],
     pub side: Side,
-    /// What runs python: `setpriv …`, or nothing.
+    /// Command that runs python, such as `setpriv …`. Empty: none.
     pub before: &'a [&'a str],
 }
 
 impl Default for Start<'_> {
     fn default() -> Self {
-        // On a machine that does other work, too, a worker may be away for longer than the
-        // balance has patience; tests of it switch it on.
+        // Balance is off by default: on a busy machine a worker may be off the CPU for longer than
+        // the balance has patience. Tests of balance switch it on.
         let env = &[("FASTSOCKET_DISABLE", "shm,balance")];
         let (mode, bind, side) = ("fork-epoll", "127.0.0.1", Side::Accel);
         Start { mode, bind, workers: 2, options: &["pin"], env, side, before: &[] }
@@ -51,7 +51,7 @@ impl Start<'_> {
     #[track_caller]
     pub fn run(&self, host: &Host) -> Server {
         let port = net::free_port();
-        let script = fsocket_testkit::script("apps/zone_server.py").display().to_string();
+        let script = fsocket_testkit::helper("zone_server.py").display().to_string();
         let (port_text, workers) = (port.to_string(), self.workers.to_string());
         let mut words: Vec<&str> = self.before.to_vec();
         words.extend([fsocket_testkit::PYTHON, &script, self.mode, self.bind, &port_text, &workers]);
@@ -70,9 +70,9 @@ impl Server {
     #[track_caller]
     pub fn hundred_wait(&self) -> (i32, Vec<TcpStream>) {
         let worker = self.ask("127.0.0.1", 0, 1)[0].pid;
-        // SAFETY: a signal to a process of this test.
+        // SAFETY: `kill` takes no pointers, and the process belongs to this test.
         unsafe { libc::kill(worker, libc::SIGSTOP) };
-        // Of several threads one may still accept for a moment.
+        // Some thread of the worker may still accept until all are stopped.
         let stopped = net::wait_until(Duration::from_secs(60), || threads(worker).all(|state| state == 'T'));
         assert!(stopped.is_ok(), "{worker} does not stop");
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
@@ -87,20 +87,19 @@ impl Server {
         (worker, waiting)
     }
 
-    /// Stops the worker of CPU 0, lets 100 connections wait for it, kills it, and expects
-    /// every one of them to be served by another.
+    /// Stops the worker of CPU 0, lets 100 connections wait for it, and kills it. Other workers
+    /// must serve every one of them.
     #[track_caller]
     pub fn kill_while_hundred_wait(&self, round: usize) {
         let (victim, waiting) = self.hundred_wait();
-        // SAFETY: a signal to a process of this test.
+        // SAFETY: `kill` takes no pointers, and the process belongs to this test.
         unsafe { libc::kill(victim, libc::SIGKILL) };
         for (i, c) in waiting.iter().enumerate() {
             assert_ne!(told(c, i).pid, victim, "round {round}");
         }
     }
 
-    /// Waits until so many sockets listen on the port: the global one and the
-    /// local ones.
+    /// Waits until `n` sockets listen on the port: the global one and the local ones.
     #[track_caller]
     pub fn wait_for_sockets(&self, n: usize) {
         if stock_mode() {
@@ -110,7 +109,7 @@ impl Server {
         assert!(found.is_ok(), "{} sockets listen instead of {n}", net::kernel_sockets(self.port, "0A"));
     }
 
-    /// `n` connections, one after the other, from a thread on this CPU.
+    /// Opens `n` connections, one after the other, from a thread on this CPU.
     #[track_caller]
     pub fn ask(&self, to: &str, cpu: usize, n: usize) -> Vec<Told> {
         let address: SocketAddr = format!("{}:{}", bracketed(to), self.port).parse().expect("address");
@@ -140,7 +139,7 @@ fn bracketed(ip: &str) -> String {
     }
 }
 
-/// A connection with a time-out for reading.
+/// A connection with a time limit for reading.
 #[track_caller]
 pub fn connect(address: SocketAddr) -> TcpStream {
     let c = TcpStream::connect_timeout(&address, Duration::from_secs(5)).expect("connect");
@@ -148,7 +147,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     c
 }
 
-/// Reads what the server says.
+/// Reads the server's report about the connection.
 #[track_caller]
 pub fn told(mut c: &TcpStream, number: usize) -> Told {
     let mut text = String::new();
@@ -164,42 +163,44 @@ pub fn pin(cpu: usize) {
     fsocket_testkit::process::set_affinity(0, &[cpu]).unwrap_or_else(|e| panic!("CPU {cpu}: {e}"));
 }
 
-/// CPUs of this process; tests of locality need two.
+/// Number of CPUs that this process may use; tests of locality need two.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A counter over all processes.
+/// The value of a counter, summed over all processes.
 pub fn counter(zones: &Value, name: &str) -> u64 {
     zones["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Connections accepted in a zone: "local", "global", "remote", "stolen".
+/// Number of connections accepted in a zone, by kind: "local", "global", "remote" or "stolen".
 pub fn accepted(zones: &Value, cpu: u64, kind: &str) -> u64 {
     let all = zones["zones"].as_array().map(Vec::as_slice).unwrap_or_default();
     all.iter().filter(|z| z["cpu"] == cpu).map(|z| z["accepted"][kind].as_u64().unwrap_or(0)).sum()
 }
 
-/// Until so many workers have a place, in all groups.
+/// Waits until `n` workers, in all groups, have a place.
 #[track_caller]
 pub fn wait_for_places(host: &Host, n: usize) {
-    let there = || {
-        let zones = host.zones();
-        let groups = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
-        groups.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum::<usize>() == n
-    };
-    let found = fsocket_testkit::net::wait_until(std::time::Duration::from_secs(60), there);
+    let found = net::wait_until(Duration::from_secs(60), || places(host) == n);
     assert!(found.is_ok(), "{:#}", host.zones());
 }
 
-/// Selections of a kind over all groups and CPUs.
+/// Number of workers that have a place, in all groups.
+pub fn places(host: &Host) -> usize {
+    let zones = host.zones();
+    let groups = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
+    groups.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum()
+}
+
+/// Number of socket selections of this kind, over all groups and CPUs.
 pub fn selected(zones: &Value, kind: &str) -> u64 {
     let all = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
     let by_cpu = all.iter().flat_map(|g| g["selections"][kind].as_array().map(Vec::as_slice).unwrap_or_default());
     by_cpu.map(|n| n.as_u64().unwrap_or(0)).sum()
 }
 
-/// Leave a test in which connections between hosts are steered.
+/// Skips a test in which connections between hosts are steered, if that is impossible here.
 #[macro_export]
 macro_rules! need_steering {
     () => {
@@ -211,7 +212,7 @@ macro_rules! need_steering {
     };
 }
 
-/// Leave a test that needs two CPUs.
+/// Skips a test that needs two CPUs if there is only one.
 #[macro_export]
 macro_rules! need_two_cpus {
     () => {

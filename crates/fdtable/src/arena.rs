@@ -1,5 +1,5 @@
-//! The memory that this process shares with its fork group and the monitor, as it is mapped here.
-//! [`crate::socks`] makes it, and hands out what lies in it.
+//! The *arena*: memory that this process shares with its fork group and the monitor.
+//! [`crate::socks`] makes it and hands out its sockets.
 
 use crate::lock::Lock;
 use crate::memory_fd::Kept;
@@ -9,15 +9,15 @@ use fsocket_abi::arena::{Header, Zone, ZONES, ZONE_OFF};
 #[link_section = ".data.fsocket_start"]
 pub static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 
-/// All arenas that are mapped here: this process's and those it has inherited.
+/// All arenas that are mapped in this process: its own and inherited ones.
 pub static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
 
-/// Their memory, for another monitor.
+/// The descriptors of these arenas, which are kept to show the arenas to the next monitor.
 pub(crate) static KEPT: [Kept; MAPPED_MAX] = [const { Kept::new() }; MAPPED_MAX];
 
 const MAPPED_MAX: usize = 128;
 
-/// When an arena that could not be made may be tried again; u64::MAX: never. 0: none has failed.
+/// When no arena could be made: the time for the next try; u64::MAX: never; 0: no try has failed.
 #[link_section = ".data.fsocket_start"]
 pub static FAILED: AtomicU64 = AtomicU64::new(0);
 
@@ -26,26 +26,27 @@ pub static LOCK: Lock<Free> = Lock::new(Free { of: 0, list: [0; FREE], n: 0, sca
 pub const FREE: usize = 256;
 
 pub struct Free {
-    /// The arena whose sockets these are; a forked child makes another one.
+    /// The arena to which these free sockets belong. (A forked child makes another arena.)
     pub of: usize,
     pub list: [u32; FREE],
     pub n: usize,
     pub scan: u32,
 }
 
-/// Has this process made an arena, or tried to?
+/// Has this process made an arena, or failed to make one?
 pub fn is_wanted() -> bool {
     !ARENA.load(Ordering::Acquire).is_null() || FAILED.load(Ordering::Relaxed) != 0
 }
 
-/// The arena this process made for itself, if it has one.
+/// The header of this process's own arena, if there is one.
 pub fn header() -> Option<&'static Header> {
     let p = ARENA.load(Ordering::Acquire);
     // SAFETY: a non-null ARENA is a mapping of ARENA_SIZE that is never unmapped.
     (!p.is_null()).then(|| unsafe { &*(p as *const Header) })
 }
 
-/// Does the kernel say that the monitor of this memory has died, and has no other one been found since?
+/// Has the kernel marked the death of the monitor in the arena, and was no other monitor found
+/// since?
 pub fn monitor_has_died() -> bool {
     header().is_some_and(|h| h.monitor.load(Ordering::Acquire) & fsocket_abi::arena::FUTEX_OWNER_DIED != 0)
 }
@@ -53,11 +54,11 @@ pub fn monitor_has_died() -> bool {
 /// The counters of a zone, if there is an arena.
 pub fn zone(cpu: u32) -> Option<&'static Zone> {
     let p = ARENA.load(Ordering::Acquire);
-    // SAFETY: as in `header`; the index stays below ZONES.
+    // SAFETY: a non-null ARENA is a mapping of ARENA_SIZE that is never unmapped; the index is below ZONES.
     (!p.is_null()).then(|| unsafe { &*(p.add(ZONE_OFF) as *const Zone).add(cpu as usize % ZONES) })
 }
 
-/// An arena has been mapped, whose descriptor `keep` keeps. False: there are too many.
+/// Notes a mapped arena; `keep` keeps its descriptor. False: too many arenas are mapped.
 pub fn note(base: *mut u8, keep: impl FnOnce(&Kept)) -> bool {
     let null = core::ptr::null_mut();
     let free = |m: &AtomicPtr<u8>| m.compare_exchange(null, base, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -68,20 +69,20 @@ pub fn note(base: *mut u8, keep: impl FnOnce(&Kept)) -> bool {
     place.is_some()
 }
 
-/// Descriptors of the arenas that are mapped here, oldest first, each with whether this process has made it.
-/// None: it was not kept.
+/// For each mapped arena, oldest first: its descriptor, and whether this process has made the
+/// arena. None: the descriptor was not kept.
 pub fn shown() -> impl Iterator<Item = (Option<i32>, bool)> {
     let own = ARENA.load(Ordering::Acquire);
     let all = MAPPED.iter().map(|m| m.load(Ordering::Acquire)).zip(&KEPT);
     all.filter(|(base, _)| !base.is_null()).map(move |(base, kept)| (kept.fd(), base == own))
 }
 
-/// A descriptor of an arena got another number.
+/// An arena's descriptor got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
     KEPT.iter().any(|kept| kept.renumbered(old, new))
 }
 
-/// One connection accepted by a worker of zone `cpu`; `from`: an index of `zone_accept`.
+/// Counts a connection that a worker of zone `cpu` accepted; `from`: an index of `zone_accept`.
 pub fn count_accept(cpu: u32, from: usize) {
     if let Some(z) = zone(cpu) {
         z.accepted[from].fetch_add(1, Ordering::Relaxed);
@@ -95,7 +96,7 @@ pub fn unlock_after_fork() {
     LOCK.reset_after_fork();
 }
 
-/// In a forked child: no arena of its own yet.
+/// In a forked child: it has no arena of its own yet.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ARENA.store(core::ptr::null_mut(), Ordering::Release);

@@ -1,4 +1,5 @@
-//! The control socket to the monitor: requests, what the monitor says unasked, fork and new credentials.
+//! The control socket to the monitor: requests, messages that nobody asked for, fork, and changed
+//! credentials.
 
 use crate::lock::Guard;
 use crate::upcalls::upcalls;
@@ -16,8 +17,8 @@ mod wire;
 pub use find::{adopt_fd, open, remember, same_path, wanted};
 pub use state::init;
 pub use state::{
-    alive, any_half, dead, detach, died, fd, halves, is_slow, is_watched, may_come, mismatch, never, progress, unmet,
-    unwatched, why_none,
+    alive, any_half, dead, detach, died, fd, halves, is_slow, is_unwatched, is_watched, may_come, mismatch, never,
+    progress, unmet, unwatched, why_none,
 };
 pub use wire::{show, tell};
 
@@ -28,14 +29,14 @@ use state::{
 };
 use wire::{close_opt, passes, ready_before, receive, send, unasked};
 
-/// How many of the monitor's messages have been looked for, as the arena counts them.
+/// The arena's count of the monitor's messages up to which this process has read them.
 #[link_section = ".data.fsocket_start"]
 static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
-/// See [`defer`].
+/// Work was put off, see [`defer`].
 static DEFERRED: AtomicBool = AtomicBool::new(false);
 
-/// Before a sleep in which the control socket is not looked at: has the monitor
-/// died? Asks the kernel a few times a second at most.
+/// Called before a sleep that does not watch the control socket: checks whether the monitor has
+/// died. Asks the kernel a few times a second at most.
 pub fn notice() {
     const EVERY_US: u64 = 100_000;
     #[link_section = ".data.fsocket_start"]
@@ -52,11 +53,12 @@ pub fn notice() {
     }
 }
 
-/// A request with an answer. The second value is a descriptor that came along.
+/// Makes a request and waits for the answer. The second value is the descriptor that came with
+/// the answer.
 #[inline]
 pub fn request<R: Asks>(request: R, attach: Option<i32>) -> Result<(R::Answer, Option<i32>)> {
     let (answer, got) = exchange(request.into(), attach)?;
-    // (A monitor that answers something else is none.)
+    // (A monitor whose answer has another type is treated as if there were none.)
     answer.read().map(|answer| (answer, got)).map_err(|_| {
         close_opt(got);
         Errno::EIO
@@ -69,7 +71,7 @@ fn exchange(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     }
     let mut seq = LOCK.lock().map_err(|_| Errno::EAGAIN)?;
     let now = sys::now_ns();
-    // A monitor that was just found must hear what the one before it knew, also if it is slow at its start.
+    // A new monitor must receive what its predecessor knew, even if the new one starts slowly.
     let short = has_another_way(&m) && now.saturating_sub(FOUND_AT.load(Ordering::Relaxed)) > PATIENCE;
     let silent = SILENT.load(Ordering::Relaxed);
     if silent != 0 && now.saturating_sub(silent) < SILENCE {
@@ -98,12 +100,15 @@ fn exchange(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
                 return Ok((a, got));
             }
             Ok((a, got)) => unasked(&a, got),
-            // (A look may end early, and is restarted by each signal.)
+            // (A wait may end early, and a signal would restart it, so the time limit is checked
+            // here.)
             Err(Errno::EINTR | Errno::EAGAIN) if sys::now_ns() < limit => {}
             Err(Errno::EINTR | Errno::EAGAIN) => {
                 is_late(short);
-                // It will be the monitor's listener for a moment, and this process would not serve it. If
-                // not even that can be said, and nothing else ends by it, this process has gone for it.
+                // The monitor may have registered the listener although this process will not
+                // serve it, so the process withdraws it. If that message cannot be sent either,
+                // and the process shares nothing else, the process closes the control socket. The
+                // monitor then removes the listener.
                 let shown = msg::Unlisten { listener: 0, for_all: false };
                 if m.is::<msg::Listen>() && !tell(shown, attach) && (upcalls().shares_nothing)() {
                     leave();
@@ -119,7 +124,7 @@ fn exchange(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     }
 }
 
-/// Can the program do what is asked for as if there were no monitor?
+/// Can the program go on without an answer, as if there were no monitor?
 fn has_another_way(m: &Msg) -> bool {
     const THOSE: [u32; 14] = [
         msg::Connect::KIND,
@@ -140,7 +145,8 @@ fn has_another_way(m: &Msg) -> bool {
     THOSE.contains(&m.kind())
 }
 
-/// For the monitor this process ends. Its listeners are the kernel's from now on.
+/// Closes the control socket: for the monitor, this process has ended. Its listeners use the
+/// kernel from now on.
 fn leave() {
     died();
     let fd = FD.swap(-1, Ordering::AcqRel);
@@ -149,11 +155,11 @@ fn leave() {
     }
 }
 
-/// Everything has been read. Does the monitor send what it has held back until then? Waits for that a little, so that a
-/// call that does not block sees what has come before it.
+/// All messages were read. Will the monitor send messages that it has held back? Waits a short
+/// time for them, so that a call that does not block sees messages that were sent before it.
 fn is_more_coming(limit: &mut Option<u64>) -> bool {
     const LIMIT: u64 = 250_000_000;
-    // It says so after it has sent the last.
+    // The monitor clears HELD after it has sent the last message.
     const PIECE: u64 = 500_000;
     if arena::header().is_none_or(|h| h.pending.load(Ordering::Acquire) & HELD == 0) {
         return false;
@@ -166,13 +172,14 @@ fn is_more_coming(limit: &mut Option<u64>) -> bool {
     now < limit
 }
 
-/// Handle what the monitor sent unasked. Cheap when there is nothing: the
-/// monitor counts its messages in our arena.
+/// Handles messages of the monitor that this process has not asked for. This is cheap if there
+/// are none, because the monitor counts its messages in the arena.
 pub fn poll() {
     poll_by(|| LOCK.lock().ok());
 }
 
-/// As [`poll`], where nothing of it is needed now: not while another thread waits for the monitor.
+/// As [`poll`], for a caller that needs no message now: does nothing while another thread waits
+/// for the monitor.
 pub fn poll_in_passing() {
     poll_by(|| LOCK.try_lock());
 }
@@ -204,22 +211,22 @@ fn drain(pending: u32, lock: impl FnOnce() -> Option<Guard<'static, u32>>) {
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) if is_more_coming(&mut limit) => {}
             Err(Errno::EAGAIN) => return,
-            // What was not read is still there, and makes the socket readable.
+            // The message stays unread, and the socket stays readable.
             Err(e) if passes(e) => return,
             Err(_) => return died(),
         }
     }
 }
 
-/// The control socket is readable although `pending` says nothing: the monitor
-/// closed it, or the message came before the count.
+/// The control socket is readable although the arena's count has not changed: the monitor has
+/// closed the socket, or the message came before the count.
 pub fn readable() {
     drain(PENDING_SEEN.load(Ordering::Relaxed), || LOCK.lock().ok());
     settle();
 }
 
-/// Something is left to do that may not be done where it was found: it follows at the next call that looks
-/// at the monitor's messages.
+/// Notes work that must not be done at this place. The next call that looks for messages of the
+/// monitor does it.
 pub fn defer() {
     DEFERRED.store(true, Ordering::Release);
 }
@@ -231,7 +238,7 @@ fn settle() {
     }
 }
 
-/// The registry; waits for the monitor's first answer if need be.
+/// Returns the registry, and waits for the monitor's first answer if necessary.
 pub fn registry() -> Option<&'static Registry> {
     if let Some(r) = registry::mapped() {
         return Some(r);
@@ -273,7 +280,7 @@ pub fn unlock_after_fork() {
     LOCK.reset_after_fork();
 }
 
-/// In a forked child: the inherited socket is the parent's.
+/// In a forked child: the inherited socket belongs to the parent, so the child closes it.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child(own: Option<i32>) {
     let old = FD.swap(-1, Ordering::AcqRel);
@@ -290,9 +297,10 @@ pub fn become_child(own: Option<i32>) {
     }
 }
 
-/// This process has other credentials than before. The monitor gets a socket made with those, over
-/// the one that shows whose process this was; from here on they talk over the new one, and what the
-/// process held but its listeners has ended. False: there is no monitor, or it refuses.
+/// Called after this process has changed its credentials. It makes a new socket with them, and
+/// sends it to the monitor over the old socket, which proves whose it is. From then on both use
+/// the new socket. Everything that the process shared has ended, except its listeners. False:
+/// there is no monitor, or it refuses.
 pub fn renew() -> bool {
     if dead() {
         return false;
@@ -306,7 +314,8 @@ pub fn renew() -> bool {
         died();
         return false;
     };
-    // What follows before the monitor has read this says already who this process is.
+    // With SO_PASSCRED, the next messages already carry the new credentials, even before the
+    // monitor has read this one.
     let _ = sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
     let sent = tell(msg::Renew {}, Some(theirs));
     let _ = sys::close(theirs);
@@ -321,12 +330,12 @@ pub fn renew() -> bool {
         FD.store(-1, Ordering::Release);
         died();
     }
-    // With what it has not been asked for yet: that is about what this process had.
+    // Unread messages are lost with the old socket: they concern what this process has given up.
     process::close_own(old);
     renewed
 }
 
-/// The descriptor of the control socket, if `fd` is it, is `new` from now on.
+/// If `old` is the control socket, its descriptor is `new` from now on.
 pub fn renumbered(old: i32, new: i32) -> bool {
     FD.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
@@ -335,7 +344,8 @@ pub fn renumbered(old: i32, new: i32) -> bool {
 /// Returns its control socket.
 pub fn announce(nonce: u64, successor: bool) -> Option<i32> {
     let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
-    // What the child sends before the monitor has read this says already who the child is.
+    // With SO_PASSCRED, the child's messages already carry its identity, before the monitor has
+    // read this one.
     let _ = sys::setsockopt(monitor, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
     let sent = tell(msg::Adopt { nonce, successor }, Some(monitor));
     let _ = sys::close(monitor);

@@ -1,5 +1,6 @@
-//! Open file descriptions as this process sees them, the numbers that refer to them, and what they share:
-//! the control socket to the monitor, the arena of the fork group, and the calls upwards ([`upcalls`]).
+//! Open file descriptions of this process, their descriptors, and what they share: the control
+//! socket to the monitor, the arena of the fork group, and the functions of higher layers
+//! ([`upcalls`]).
 #![no_std]
 
 pub mod arena;

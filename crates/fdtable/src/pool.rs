@@ -1,6 +1,7 @@
-//! Placeholders: pristine kernel sockets that stand behind the descriptor
-//! numbers of our connections. Closing a connection keeps its placeholder for
-//! the next one if nothing has changed it; the kernel is asked when the answer matters ([`pristine`]).
+//! A *placeholder* is a kernel socket behind the descriptor of a connection over shared memory.
+//! It is *pristine* if it is like a new socket. When a connection is closed, its placeholder is
+//! kept for the next connection if nothing has changed it. The library asks the kernel about its
+//! state only when that matters ([`pristine`]).
 
 use crate::bits::Bits;
 use crate::identity;
@@ -12,7 +13,7 @@ use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
 
-/// Placeholders kept at most.
+/// Maximum number of placeholders that are kept.
 pub const MAX: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -21,7 +22,7 @@ struct Entry {
     family: u32,
     nonblock: bool,
     cloexec: bool,
-    /// The identity of the thread that has made it ([`identity`]).
+    /// The identity of the thread that has made the socket ([`identity`]).
     identity: u64,
 }
 struct Pool {
@@ -31,12 +32,12 @@ struct Pool {
 const NONE: Entry = Entry { fd: -1, family: 0, nonblock: false, cloexec: false, identity: identity::UNKNOWN };
 static POOL: Lock<Pool> = Lock::new(Pool { e: [NONE; MAX], n: 0 });
 
-/// No descriptor number below this is free in the kernel, as far as we saw.
-/// The pool hands out a number only if the kernel would have chosen it too.
+/// As far as the library knows, the kernel has no free descriptor below this one. The pool hands
+/// out a descriptor only if the kernel would have chosen the same number.
 #[link_section = ".data.fsocket_start"]
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
-/// The kernel has just given out `fd`: all below are taken.
+/// The kernel has just returned `fd` as a new descriptor, so all lower numbers are in use.
 pub fn kernel_allocated(fd: i32) {
     FLOOR.store(fd + 1, Ordering::Relaxed);
 }
@@ -67,8 +68,9 @@ fn set_cloexec(fd: i32, on: bool) {
     let _ = sys::fcntl(fd, libc::F_SETFD, if on { libc::FD_CLOEXEC as usize } else { 0 });
 }
 
-/// A placeholder for an accepted connection, of the listener's family: it
-/// answers for options that we do not know. And whether it is recycled.
+/// A placeholder for an accepted connection, with the listener's family. It keeps options that
+/// the library does not know. Also returns whether the placeholder was used by another connection
+/// before.
 pub fn placeholder(family: u32, cloexec: bool) -> Result<(i32, bool)> {
     if let Some(e) = take(family) {
         if e.cloexec != cloexec {
@@ -82,12 +84,12 @@ pub fn placeholder(family: u32, cloexec: bool) -> Result<(i32, bool)> {
     Ok((fd, false))
 }
 
-/// A kernel socket as `socket()` would return it.
-/// `identity`: of this thread, if there is a policy that may tell sockets by it.
+/// Returns a pooled socket for the program's `socket()`, in the state of a new socket.
+/// `identity`: the identity of the calling thread, if a policy may tell sockets apart by it.
 pub fn socket(family: u32, nonblock: bool, cloexec: bool, identity: u64) -> Option<i32> {
     let e = take(family)?;
     if identity != identity::UNKNOWN && e.identity != identity {
-        // The kernel gives its number to the next one.
+        // The pooled socket is closed, so that the kernel gives its number to the new socket.
         let _ = sys::close(e.fd);
         kernel_freed(e.fd);
         return None;
@@ -101,10 +103,11 @@ pub fn socket(family: u32, nonblock: bool, cloexec: bool, identity: u64) -> Opti
     Some(e.fd)
 }
 
-/// The number `fd` of a connection is not in the table any more: keep its placeholder, if nothing has changed it, or
-/// close it. Returns what `close` returns.
+/// The descriptor `fd` of a connection has left the table. If nothing has changed the
+/// placeholder, the pool keeps it; else it is closed. Returns what `close` returns.
 pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
-    // (A child in this process's memory has a copy of each.)
+    // (A child that borrows this process's memory (vfork) has a copy of each placeholder, so none
+    // is kept.)
     let may_keep = fd > 2 && fd < TOP && !process::is_lent();
     let cloexec = if may_keep { pristine::close_on_exec_if_unchanged(fd, d) } else { None };
     if let Some(cloexec) = cloexec {
@@ -130,9 +133,9 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
     r
 }
 
-/// Placeholders that may be kept: few of all numbers that the process can have.
+/// Number of placeholders to keep: a small share of the descriptors that the process may have.
 fn most() -> usize {
-    /// One of so many numbers.
+    /// One placeholder for this many descriptors.
     const SHARE: usize = 32;
     match MOST.load(Ordering::Relaxed) {
         0 => {
@@ -144,29 +147,29 @@ fn most() -> usize {
     }
 }
 
-/// What [`most`] says, plus one; 0: not asked yet.
+/// The value of [`most`], plus one; 0: not computed yet.
 #[link_section = ".data.fsocket_start"]
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-/// The process may have another number of descriptors from now on.
+/// The program may have changed its limit of descriptors.
 pub fn limited() {
     MOST.store(0, Ordering::Relaxed);
     drain();
 }
 
-/// Only numbers below are kept.
+/// Only descriptors below this one are kept.
 const TOP: i32 = 800;
-/// Numbers in the pool.
+/// The descriptors in the pool.
 static HELD: Bits<{ TOP as usize / 64 + 1 }> = Bits::new();
 
-/// Is `fd` a number that the application believes closed?
+/// Is `fd` a descriptor in the pool, which the application believes closed?
 #[inline(always)]
 pub fn holds(fd: i32) -> bool {
     HELD.has(fd)
 }
 
-/// The application uses `fd` in a call that is about to reach the kernel: if it believes that
-/// number closed, the kernel must, too.
+/// The application uses `fd` in a call that is about to reach the kernel. If the pool holds `fd`,
+/// it is really closed now, so that the kernel returns EBADF.
 #[inline(always)]
 pub fn let_go(fd: i32) {
     if holds(fd) {
@@ -174,9 +177,9 @@ pub fn let_go(fd: i32) {
     }
 }
 
-/// The application closes or overwrites a number itself: not ours any more.
+/// The application closes or overwrites a descriptor itself, so it leaves the pool.
 pub fn forget(fd: i32) {
-    // Most never were; no lock for them.
+    // Most descriptors were never in the pool, and need no lock.
     if !holds(fd) {
         return;
     }
@@ -190,7 +193,7 @@ pub fn forget(fd: i32) {
     }
 }
 
-/// Close all; true if there were any.
+/// Closes all pooled sockets. True: there were some.
 pub fn drain() -> bool {
     if HELD.next(0, TOP as u32).is_none() {
         return false;
@@ -206,8 +209,8 @@ pub fn drain() -> bool {
     n > 0
 }
 
-/// [`drain`], and nothing is kept before [`unlock_after_fork`]. False: the calling thread is in the middle of something
-/// here.
+/// [`drain`], and keeps the pool locked until [`unlock_after_fork`], so that it stays empty.
+/// False: the calling thread has the lock already.
 pub fn drain_for_loan() -> bool {
     let Ok(mut p) = POOL.lock() else { return false };
     for e in &p.e[..p.n] {

@@ -1,34 +1,36 @@
-//! Is a placeholder still as `socket` returns a new one?
+//! Checks whether a placeholder still is in the state of a new socket.
 //!
-//! The library remembers what libc's functions do to a socket: options and duplicates (`dirty`), epoll instances and
-//! processes that have the socket (`watched`), and the close-on-exec flag. The library does not see raw system calls, nor
-//! calls by the name in /proc. So the library asks the kernel for the rest, when the answer matters:
+//! The library notes what libc's functions do to a placeholder: options and duplicates (`dirty`),
+//! epoll instances and processes that have it (`watched`), and the close-on-exec flag. The
+//! library does not see raw system calls, nor access through /proc. It asks the kernel for the
+//! remaining state, when the answer matters:
 //!
 //! | question | when |
 //! | --- | --- |
 //! | flags of the open file | the placeholder is kept |
 //! | address, end of receiving, owner, signal, mode | the program does something with the next socket for which the kernel looks at the placeholder ([`settle`]) |
 //!
-//! A connection over shared memory uses nothing of its placeholder, so that most are never asked the second question. A
-//! placeholder that differs in one answer is closed; so is one about which the kernel does not answer.
+//! A connection over shared memory uses nothing of its placeholder, so most placeholders are
+//! never checked for the second row. A placeholder is closed if one answer differs from a new
+//! socket's, or if the kernel does not answer.
 
 use crate::table::Desc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// User and group of this process's new sockets, packed; [`UNKNOWN`] until it is asked for.
+/// User and group that own this process's new sockets, packed; [`UNKNOWN`] until they are read.
 #[link_section = ".data.fsocket_start"]
 static CREATOR: AtomicU64 = AtomicU64::new(UNKNOWN);
 const UNKNOWN: u64 = u64::MAX;
 const F_GETSIG: i32 = 11;
 
-/// The process may have other credentials now, and new sockets another owner than those that are there.
+/// The process may have changed its credentials, so that new sockets may get another owner.
 pub fn other_credentials() {
     CREATOR.store(UNKNOWN, Ordering::Relaxed);
     crate::table::all().for_each(|d| d.placeholder().mark_changed());
 }
 
-/// User and group of a socket that this process makes now.
+/// User and group that would own a socket if this process made it now.
 fn creator() -> u64 {
     match CREATOR.load(Ordering::Relaxed) {
         UNKNOWN => {
@@ -44,8 +46,8 @@ fn pack(uid: u32, gid: u32) -> u64 {
     u64::from(uid) << 32 | u64::from(gid)
 }
 
-/// Nothing that the library has seen, and none of its flags, makes the placeholder of `d` another than a new socket. Some: and whether it is
-/// close-on-exec.
+/// Is the placeholder of `d` like a new socket, as far as the library has seen and its flags
+/// show? Some: yes, with the close-on-exec flag. None: it has changed.
 pub(crate) fn close_on_exec_if_unchanged(fd: i32, d: &Desc) -> Option<bool> {
     let p = d.placeholder();
     if p.is_changed() || p.is_watched() || d.unconnected().is_for_kernel() || !has_flags(fd, d.placeholder().nonblock())
@@ -58,14 +60,15 @@ pub(crate) fn close_on_exec_if_unchanged(fd: i32, d: &Desc) -> Option<bool> {
     }
 }
 
-/// No O_ASYNC, O_APPEND, O_DIRECT, …; O_NONBLOCK as the library believes.
+/// Are the flags those of a new socket (no O_ASYNC, O_APPEND, O_DIRECT, …), with O_NONBLOCK as
+/// the library believes?
 fn has_flags(fd: i32, nonblock: bool) -> bool {
     let expected = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
     sys::fcntl(fd, libc::F_GETFL, 0) == Ok(expected)
 }
 
-/// Before the kernel looks at the placeholder of `d`, at number `fd`, on the program's behalf. A recycled one that is not as new is
-/// replaced.
+/// Called before the kernel uses the placeholder of `d` (descriptor `fd`) on the program's
+/// behalf. A recycled placeholder that differs from a new socket is replaced.
 #[inline]
 pub fn settle(fd: i32, d: &Desc) {
     if d.placeholder().is_recycled() {
@@ -90,17 +93,17 @@ fn ask(fd: i32, d: &Desc) {
     let _ = sys::close(new);
 }
 
-/// It has no address and no port, so that it neither is connected nor listens nor was.
+/// Has the socket neither address nor port? Then it was never connected or listening.
 fn is_unbound(fd: i32) -> bool {
     let mut name = [0u8; size_of::<libc::sockaddr_in6>()];
-    // Behind the family everything is zero.
+    // After the family, all bytes must be zero.
     sys::getsockname(fd, &mut name).is_ok_and(|len| len <= name.len()) && name[2..].iter().all(|byte| *byte == 0)
 }
 
-/// Nobody has shut its receiving side down.
+/// Is the socket's receiving side open?
 fn is_open(fd: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one entry, which is ours; a time-out of nothing.
+    // SAFETY: the kernel writes one local entry, and the time limit is zero.
     let asked = unsafe { sys::raw(libc::SYS_ppoll, [&raw mut p as usize, 1, &raw const NOW as usize, 0, 0, 0]) };
     asked.is_ok() && p.revents & libc::POLLRDHUP == 0
 }

@@ -1,4 +1,4 @@
-//! The arena of this process: made and announced on first use; sockets out of it.
+//! Makes this process's arena and announces it on first use, and allocates its sockets.
 
 use crate::arena::{header, note, ARENA, FAILED, FREE, KEPT, LOCK, MAPPED};
 use crate::{ctl, process, space, stats};
@@ -8,15 +8,15 @@ use fsocket_abi::sock::Sock;
 use fsocket_proto::request;
 use fsocket_sys::{self as sys, Errno};
 
-/// Before an arena is tried again that could not be made, nanoseconds.
+/// The pause before a failed arena is tried again, in nanoseconds.
 const PAUSE: u64 = 200_000_000;
 
-/// Is there no arena now, for lack of memory or descriptors, and may there be one later?
+/// Could no arena be made for lack of memory or descriptors, while a later try may succeed?
 pub fn fails_for_now() -> bool {
     ![0, u64::MAX].contains(&FAILED.load(Ordering::Relaxed)) && ARENA.load(Ordering::Acquire).is_null()
 }
 
-/// The arena, made and announced to the monitor on first use.
+/// Returns the arena. On first use it is made and announced to the monitor.
 pub fn arena() -> Option<*mut u8> {
     let p = ARENA.load(Ordering::Acquire);
     if !p.is_null() {
@@ -39,7 +39,7 @@ pub fn arena() -> Option<*mut u8> {
     made.ok()
 }
 
-/// An error says when to try again.
+/// Makes the arena. The error is the time of the next try.
 fn make_arena() -> Result<*mut u8, u64> {
     let later = || sys::now_ns() + PAUSE;
     let fd = sys::memfd_create(c"fastsocket-arena", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
@@ -54,17 +54,18 @@ fn make_arena() -> Result<*mut u8, u64> {
         Ok(p) => p,
         Err(e) => {
             let _ = sys::close(fd);
-            // (RLIMIT_FSIZE: the program gets no larger files, and no arena.)
+            // (The program's limit of file sizes, RLIMIT_FSIZE, is too small, so it never gets an
+            // arena.)
             return Err(if e == Errno::new(libc::EFBIG) { u64::MAX } else { later() });
         }
     };
     if !note(p, |kept| kept.keep(process::high(), || process::high_copy(fd))) {
         let _ = sys::close(fd);
-        // SAFETY: just mapped, nobody knows it.
+        // SAFETY: the memory was just mapped, and nothing knows it.
         let _ = unsafe { sys::munmap(p, ARENA_SIZE) };
         return Err(later());
     }
-    // SAFETY: the mapping is new, zero-filled, and ARENA_SIZE long.
+    // SAFETY: the mapping is new, filled with zeros, and ARENA_SIZE bytes long.
     unsafe {
         let h = p as *mut Header;
         (*h).magic = MAGIC;
@@ -74,14 +75,15 @@ fn make_arena() -> Result<*mut u8, u64> {
     }
     let sent = announce(fd);
     let _ = sys::close(fd);
-    // (One that comes later is shown it.)
+    // (If a monitor comes later, this process shows the arena to it.)
     (sent || ctl::may_come()).then_some(p).ok_or(u64::MAX)
 }
 
-/// No arena is mapped here any more, and the next one is a new one. The addresses stay ours:
-/// a thread that still has a pointer finds empty memory.
+/// Forgets all arenas; the next one will be new. The addresses stay reserved, so a thread that
+/// still has a pointer finds empty memory.
 pub fn forget() {
-    // (In a signal handler on top of the lock: whoever has it finds nothing, either.)
+    // (If a signal handler has interrupted the holder of the lock, the holder finds no arena
+    // afterwards.)
     let lock = LOCK.lock();
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
     FAILED.store(0, Ordering::Relaxed);
@@ -93,8 +95,8 @@ pub fn forget() {
     for (m, kept) in MAPPED.iter().zip(&KEPT) {
         let base = m.swap(core::ptr::null_mut(), Ordering::AcqRel);
         if !base.is_null() {
-            // SAFETY: an arena's mapping, out of the list of those in use; a thread that comes late finds empty
-            // memory.
+            // SAFETY: the arena has left the list of mapped ones, so no new pointer is handed
+            // out; a thread with an old pointer finds empty memory.
             unsafe { space::retire_other(base, ARENA_SIZE) };
         }
         if let Some(fd) = kept.take() {
@@ -104,12 +106,12 @@ pub fn forget() {
 }
 
 fn sock_at(base: *mut u8, i: u32) -> &'static Sock {
-    debug_assert!((i as usize) < SOCKS);
-    // SAFETY: callers pass i < SOCKS; the arena stays mapped.
-    unsafe { &*(base.add(SOCK_OFF) as *const Sock).add(i as usize) }
+    // SAFETY: `base` is an arena, which stays mapped, and the index is below SOCKS.
+    unsafe { &*(base.add(SOCK_OFF) as *const Sock).add(i as usize % SOCKS) }
 }
 
-/// A free socket of the arena, in state OPEN, otherwise as its last user left it.
+/// Allocates a socket of the arena, in state OPEN. Its fields still have the values of its last
+/// user.
 pub fn alloc_sock() -> Option<&'static Sock> {
     let base = arena()?;
     let h = header()?;
@@ -127,10 +129,11 @@ pub fn alloc_sock() -> Option<&'static Sock> {
             return Some(s);
         }
     }
-    // Processes of the fork group write there, too: no more than there is.
+    // (The fork group's other processes write this word, too, so it is limited to the arena's
+    // size.)
     let hw = h.high_water.load(Ordering::Relaxed).min(SOCKS as u32);
-    // Sockets whose last holder was another process of the fork group come back
-    // only through a look at the arena; a few per call keep it bounded.
+    // A socket whose last holder was another process is found free only by a look at the arena.
+    // Each call looks at a few sockets, so the number of such sockets stays small.
     for _ in 0..if hw as usize >= SOCKS { hw } else { hw.min(4) } {
         let i = f.scan % hw;
         f.scan = f.scan.wrapping_add(1);
@@ -145,7 +148,7 @@ pub fn alloc_sock() -> Option<&'static Sock> {
     claim(hw)
 }
 
-/// Give a socket back; the caller was its last holder.
+/// Frees a socket. The caller was its last holder.
 pub fn free_sock(s: &Sock) {
     s.free();
     let base = ARENA.load(Ordering::Acquire) as usize;
@@ -163,7 +166,7 @@ pub fn free_sock(s: &Sock) {
     }
 }
 
-/// This process no longer holds a socket. True: nobody does.
+/// Removes this process from the holders of a socket. True: no process holds the socket any more.
 pub fn let_go(s: &Sock) -> bool {
     s.remove_holder(process::nonce());
     !s.is_held()

@@ -1,7 +1,7 @@
-//! Descriptor number to what we know of it.
+//! The table from descriptors to what the library knows of them.
 //!
-//! A number that is not in the table is the kernel's alone, and costs one load
-//! per call. Entries are private to the process (a forked child has a copy).
+//! A descriptor that is not in the table belongs to the kernel alone, and costs one load per
+//! call. Entries are private to the process; a forked child has a copy.
 
 mod desc;
 
@@ -10,36 +10,44 @@ pub use desc::{Desc, Kept, KeptOption, Kind, DESCS};
 use crate::pieces::Pieces;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Numbers up to here are the kernel's, also as connections: stdio has streams on
-/// them that read and write below our hooks.
+/// Descriptors up to this one stay with the kernel even if they are connections, because the
+/// streams of stdio read and write without the hooks.
 pub const STDIO: i32 = 2;
+
+/// Is `fd` one of these, in a program that may use the streams (ADR 81)?
+pub fn is_stdio(fd: i32) -> bool {
+    (0..=STDIO).contains(&fd) && !crate::process::is_told(fsocket_proto::program::NO_STDIO)
+}
+
 /// Descriptors from here on are left to the kernel.
 use crate::process::MAX_FD;
 
-// (The first lie beside what a fork writes; the zeros behind need no memory. layout.ld.)
+// (The first entries are in memory that a fork copies anyway. Entries that are still zero take no
+// memory. See layout.ld.)
 #[link_section = ".bss.fsocket_numbers"]
 static FDS: [AtomicPtr<Desc>; LOW] = [const { AtomicPtr::new(core::ptr::null_mut()) }; LOW];
 const LOW: usize = 2048;
-/// From number `LOW` on.
+/// Entries for descriptors from `LOW` on.
 static HIGH: Pieces<AtomicPtr<Desc>, 4096, { (MAX_FD - LOW).div_ceil(4096) }> = Pieces::new();
 
-/// One more than the highest number ever entered.
+/// One more than the highest descriptor that was ever entered.
 #[link_section = ".data.fsocket_start"]
 static TOP: AtomicUsize = AtomicUsize::new(0);
 
 #[inline(always)]
 pub fn lookup(fd: i32) -> Option<&'static Desc> {
-    // (No call in here: hooks of small sends use no stack.)
+    // (This must not call a function, because hooks of small sends use no stack.)
     let p = match FDS.get(fd as usize) {
         Some(e) => e.load(Ordering::Acquire),
         None => HIGH.get((fd as usize).wrapping_sub(LOW))?.load(Ordering::Acquire),
     };
-    // SAFETY: the table holds only pointers into the slab, which stays mapped.
+    // SAFETY: the table has only pointers into the slab, which stays mapped.
     unsafe { p.as_ref() }
 }
 
-/// The program has asked the kernel for what tells the placeholder behind `fd` from others, or may have changed it by
-/// something that the library does not follow: it is not recycled.
+/// The program has asked the kernel for something that identifies the placeholder behind `fd`, or
+/// that may have changed it in a way the library does not follow. So the placeholder will not be
+/// reused.
 #[inline]
 pub fn reached_kernel(fd: i32) {
     if let Some(d) = lookup(fd) {
@@ -47,13 +55,13 @@ pub fn reached_kernel(fd: i32) {
     }
 }
 
-/// The place of a number; None: nothing was ever entered there.
+/// The table's entry for a descriptor. None: no descriptor of that range was ever entered.
 #[inline]
 fn entry(fd: i32) -> Option<&'static AtomicPtr<Desc>> {
     FDS.get(fd as usize).or_else(|| HIGH.get((fd as usize).wrapping_sub(LOW)))
 }
 
-/// A new description with one reference, all fields at their start values.
+/// A new description with one reference and initial values.
 pub fn alloc(kind: Kind) -> Option<&'static Desc> {
     let (_, d) = DESCS.alloc()?;
     d.reset();
@@ -61,18 +69,24 @@ pub fn alloc(kind: Kind) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// Descriptions with a `kernel_end`.
+/// Number of descriptions with a `kernel_end`.
 static ENDS: AtomicU32 = AtomicU32::new(0);
 
-/// The ring has something left, and `fd` of ours is what comes behind it. False: another thread
-/// was faster.
+/// Records that the stream continues in the kernel socket `fd`, after the bytes that are left in
+/// the ring. False: another thread was faster.
 pub fn set_end(d: &Desc, fd: i32) -> bool {
     let set = d.path().set_kernel_end(fd);
     ENDS.fetch_add(set.into(), Ordering::AcqRel);
     set
 }
 
-/// Its kernel end, which is the caller's to close.
+/// The connection's kernel end, which epoll instances may watch even after the connection has
+/// moved to the kernel.
+pub fn end_of(d: &Desc) -> Option<i32> {
+    d.path().kernel_end()
+}
+
+/// Takes the connection's kernel end out; the caller must close it.
 pub fn take_end(d: &Desc) -> Option<i32> {
     let end = d.path().take_kernel_end();
     if end.is_some() {
@@ -87,13 +101,14 @@ fn close_end(d: &Desc) {
     }
 }
 
-/// The program gives these numbers up, and this process forgets them. A connection that has become the kernel's
-/// leaves descriptors behind, which would keep it alive: they are closed with its number.
+/// The program gives up these descriptors, and the table forgets them. A connection that has
+/// moved to the kernel has descriptors of the library that would keep it alive; they are closed
+/// together with the program's.
 #[inline]
 pub fn fds_gone(fds: core::ops::RangeInclusive<i32>) {
     if ENDS.load(Ordering::Relaxed) != 0 {
         each_retired(|d| {
-            // (One reference: nobody is in an operation on it.)
+            // (If there is only one reference, no thread is in an operation on it.)
             if d.path().went_to().is_some_and(|fd| fds.contains(&fd)) && d.refs() == 1 {
                 close_end(d);
             }
@@ -101,7 +116,7 @@ pub fn fds_gone(fds: core::ops::RangeInclusive<i32>) {
     }
 }
 
-/// Has [`fds_gone`] anything to look for?
+/// Is there anything that [`fds_gone`] would close?
 #[inline]
 pub fn has_ends() -> bool {
     ENDS.load(Ordering::Relaxed) != 0
@@ -118,25 +133,24 @@ fn each_retired(f: impl Fn(&Desc)) {
     }
 }
 
-/// Give a description back; nobody refers to it any more.
+/// Frees a description to which nothing refers any more.
 pub fn release(d: &Desc) {
     close_end(d);
     d.set_kind(Kind::Free);
     DESCS.free(d.index());
 }
 
-/// The last reference is gone and has been seen to: give the description back,
-/// unless its end has made it wait for others ([`retire`]).
+/// Called after the last reference was dropped and handled: frees the description, unless it has
+/// to wait for other threads ([`retire`]).
 pub fn done_with(d: &Desc) {
     if !d.is_used() {
         release(d);
     }
 }
 
-/// A description that became the kernel's while other threads may be on their
-/// way into an operation on it: it stays what it is for so long that none of
-/// them can still be, and is given back then. Nothing is lost by a number of
-/// them waiting.
+/// Frees, after a while, a description whose connection has moved to the kernel. Other threads
+/// may be about to begin an operation on it, so it keeps its kind until no such thread can be
+/// left. It does no harm if such descriptions wait.
 pub fn retire(d: &Desc) {
     const LONG_NS: u64 = 2_000_000_000;
     let Ok(mut q) = RETIRED.lock() else { return };
@@ -168,15 +182,15 @@ struct Retired {
 #[link_section = ".data.fsocket_start"]
 static RETIRED: crate::lock::Lock<Retired> = crate::lock::Lock::new(Retired { first: 0, last: 0 });
 
-/// In a forked child.
+/// In a forked child: frees descriptions that were waiting.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     RETIRED.reset_after_fork();
-    // The parent's threads may be on their way; we are alone.
+    // Only threads of the parent could still use them, and the child has one thread only.
     each_retired(close_end);
 }
 
-/// Enter a number. False: the number is too high for the table, or there is no memory for it.
+/// Enters a descriptor. False: its number is too high for the table, or there is no memory.
 pub fn install(fd: i32, d: &'static Desc) -> bool {
     match FDS.get(fd as usize).or_else(|| HIGH.make((fd as usize).wrapping_sub(LOW))) {
         Some(e) => {
@@ -190,19 +204,20 @@ pub fn install(fd: i32, d: &'static Desc) -> bool {
     }
 }
 
-/// Take a number out and say what it was.
+/// Removes a descriptor from the table, and returns its description.
 pub fn remove(fd: i32) -> Option<&'static Desc> {
     let e = entry(fd)?;
-    // Most are the kernel's, and a swap would have the line for itself.
+    // Most entries are empty (kernel descriptors), and a swap would take the cache line
+    // exclusively.
     if e.load(Ordering::Relaxed).is_null() {
         return None;
     }
     let p = e.swap(core::ptr::null_mut(), Ordering::AcqRel);
-    // SAFETY: as in `lookup`.
+    // SAFETY: the table has only pointers into the slab, which stays mapped.
     unsafe { p.as_ref() }
 }
 
-/// A number that refers to `d`.
+/// Any descriptor that refers to `d`.
 pub fn fd_of(d: &Desc) -> Option<i32> {
     let mut found = None;
     each_entry(d, &mut |fd, _| {
@@ -211,20 +226,20 @@ pub fn fd_of(d: &Desc) -> Option<i32> {
     found
 }
 
-/// A number that the program has taken from a description.
+/// A descriptor that the program has closed or overwritten while an operation used it.
 pub struct Detached {
     pub fd: i32,
-    /// By putting something else in its place, not by `close`.
+    /// Another file has taken the descriptor by `dup2`; it was not closed.
     pub replaced: bool,
 }
 
-/// `fd` has left the table, where it referred to `d`.
+/// Notes that the descriptor `fd` of `d` has left the table.
 pub fn detach(d: &Desc, fd: i32, replaced: bool) {
     d.path().set_detached(fd, replaced);
 }
 
-/// The number by which an operation on `d` was called, if the program has given it up since, and
-/// no other refers to `d`.
+/// The descriptor by which an operation on `d` was called, if the program has given up that
+/// descriptor since and no other descriptor refers to `d`.
 #[inline]
 pub fn detached(d: &Desc) -> Option<Detached> {
     d.path().detached().and_then(|last| sole(d, last))
@@ -235,18 +250,19 @@ fn sole(d: &Desc, last: (i32, bool)) -> Option<Detached> {
     let mut left = false;
     each_fd(d, |_| left = true);
     if left {
-        // Until another one is: this is asked before each sleep.
+        // This stays true until another descriptor is detached, so it is noted: each sleep asks
+        // for it.
         d.path().forget_detached(last);
     }
     (!left).then_some(Detached { fd: last.0, replaced: last.1 })
 }
 
-/// Highest number that a scan must look at.
+/// One more than the highest descriptor that a scan of all descriptors must look at.
 pub fn scan_limit() -> usize {
     descriptor_limit().clamp(1024, MAX_FD)
 }
 
-/// How many descriptors the process may have.
+/// Number of descriptors that the process may have.
 pub fn descriptor_limit() -> usize {
     usize::try_from(fsocket_sys::limit(libc::RLIMIT_NOFILE)).unwrap_or(usize::MAX)
 }
@@ -256,18 +272,19 @@ pub fn all() -> impl Iterator<Item = &'static Desc> {
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_used())
 }
 
-/// Forget a description that turned out to be the kernel's business: every
-/// number that refers to it leaves the table.
+/// Removes all descriptors of `d` from the table, and frees the description. The kernel serves
+/// them from now on.
 pub fn forget(d: &Desc) {
     remove_fds(d);
     release(d);
 }
 
-/// [`forget`], where `fd` is one of its numbers, and mostly the only one.
+/// As [`forget`], if the caller knows a descriptor of the description. Usually it is the only
+/// one.
 pub fn forget_fd(fd: i32, d: &Desc) {
     let me = d as *const Desc as *mut Desc;
     let entry = entry(fd).filter(|_| d.refs() == 1);
-    // A table of many connections is long to look through.
+    // A search of the whole table takes long if there are many connections.
     let only = entry
         .is_some_and(|e| e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok());
     match only {
@@ -276,7 +293,7 @@ pub fn forget_fd(fd: i32, d: &Desc) {
     }
 }
 
-/// Every number that refers to `d` leaves the table.
+/// Removes all descriptors of `d` from the table.
 pub fn remove_fds(d: &Desc) {
     let me = d as *const Desc as *mut Desc;
     each_entry(d, &mut |_, e| {
@@ -284,12 +301,12 @@ pub fn remove_fds(d: &Desc) {
     });
 }
 
-/// Do `f` for every number that refers to `d`.
+/// Calls `f` for every descriptor of `d`.
 pub fn each_fd(d: &Desc, mut f: impl FnMut(i32)) {
     each_entry(d, &mut |fd, _| f(fd));
 }
 
-/// Do `f` for every number in the table.
+/// Calls `f` for every descriptor in the table.
 pub fn each(mut f: impl FnMut(i32, &'static Desc)) {
     for fd in 0..TOP.load(Ordering::Relaxed) as i32 {
         if let Some(d) = lookup(fd) {

@@ -1,8 +1,8 @@
-//! What the lower layers need of the higher ones: one table of functions, set at the start.
+//! Functions of higher layers that lower layers call: one table, which is set at the start.
 //!
-//! A lower layer never names a higher one. Where something below must make the layers above act (a
-//! message of the monitor's, the last reference to a description, readiness that somebody watches), it
-//! calls through this table. Before the start, and in unit tests, nothing happens.
+//! A lower layer never names a higher one. If a lower layer must make a higher one act, it calls
+//! a function of this table: for a message of the monitor, the last reference to a description,
+//! or changed readiness. Before the start, and in unit tests, these functions do nothing.
 
 use crate::table::Desc;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -11,46 +11,56 @@ use fsocket_proto::Message;
 
 /// See the module's description.
 pub struct Upcalls {
-    /// A message of the monitor's that was not an answer. True: its descriptor was kept.
+    /// Handles a message of the monitor that this process has not asked for. True: the function
+    /// keeps the message's descriptor.
     pub message: fn(Message, Option<i32>) -> bool,
-    /// Does what messages have left to do where nothing is locked.
+    /// Does the work that messages have left for later. The caller holds no lock.
     pub settle: fn(),
-    /// The monitor has died. True: another one is to be looked for.
+    /// Handles the death of the monitor. True: the process looks for another monitor.
     pub monitor_died: fn() -> bool,
-    /// Another monitor has greeted: what this process shares is announced to it. False: it cannot be.
+    /// Another monitor has greeted: announces to it what this process shares. False: this is
+    /// impossible.
     pub announce: fn() -> bool,
-    /// It is this process's monitor now.
+    /// The monitor that `announce` has served is this process's monitor now.
     pub monitor_found: fn(),
     /// Does this process share no memory with a peer?
     pub shares_nothing: fn() -> bool,
-    /// The last reference to a description is gone: what it is ends.
+    /// The last reference to a description is gone: ends its object.
     pub last_reference: fn(&'static Desc),
-    /// Everything becomes the kernel's: nobody can tell what the program does below us.
+    /// Moves all connections to the kernel, because the program does something without the hooks
+    /// that the library cannot follow.
     pub leave_everything: fn(),
-    /// The kernel is about to use what is behind this number where we cannot follow.
+    /// The program is about to use the file behind this descriptor in a way that the library
+    /// cannot follow.
     pub used_below: fn(i32, Reason),
-    /// A connection that has become the kernel's may come back: what its number is from then on, and where its
-    /// watchers go. None: it stays the kernel's.
-    pub kernel_for_now: fn(&'static Desc) -> Option<&'static Desc>,
-    /// So do the connections, which these epoll instances of the kernel's watch.
+    /// A connection has moved to the kernel and may come back. Returns the description that its
+    /// descriptor has from then on, to which its watchers move. None: it does not come back. The
+    /// second argument is the descriptor under which its kernel end was watched.
+    pub kernel_for_now: fn(&'static Desc, Option<i32>) -> Option<&'static Desc>,
+    /// Moves the connections to the kernel that these epoll instances watch. The library does not
+    /// track the instances.
     pub leave_to_instances: fn(&[i32]),
-    /// The kernel has accepted a connection. `addr` and `len`: what the caller of `accept` was told, or null.
+    /// The kernel has accepted a connection. `addr` and `len`: the results of the caller's `accept`, or null.
     ///
     /// # Safety
-    /// `addr` is null or readable for what `len` says.
+    /// `addr` is null or readable for `*len` bytes.
     pub accepted: unsafe fn(fd: i32, addr: *const libc::sockaddr, len: *const u32),
+    /// How long the calling thread may sleep while connections wait in the queues of other
+    /// workers, nanoseconds. None: without limit.
+    pub sleep_limit: fn() -> Option<u64>,
     pub watcher: Watcher,
 }
 
-/// What epoll instances must hear of the descriptions that they watch.
+/// Functions that tell epoll instances about changes of the descriptions that they watch.
 pub struct Watcher {
-    /// Something changed on our own side.
+    /// This side of the connection has changed.
     pub changed: fn(&Desc),
-    /// The kernel end of a connection, this descriptor, is watched beside its ring.
+    /// The kernel end of a connection, with this descriptor, is watched beside its ring.
     pub also_kernel: fn(&Desc, i32),
-    /// A connection is the kernel's. With the descriptor under which its kernel end was watched.
+    /// The connection has moved to the kernel. The second argument is the descriptor under which
+    /// its kernel end was watched.
     pub migrated_to_kernel: fn(&Desc, Option<i32>),
-    /// A descriptor turned out to be the kernel's, where it is registered already.
+    /// A descriptor stays with the kernel, whose epoll instances watch it already.
     pub leave_to_kernel: fn(&Desc),
     pub became_conn: fn(&Desc),
     pub became_listener: fn(&Desc),
@@ -58,7 +68,8 @@ pub struct Watcher {
     pub listener_changed: fn(u64),
     /// Is this instance readable, as `poll` sees it?
     pub readable: fn(&Desc) -> bool,
-    /// A thread that slept in the instance with this index will not come back: `plain`, `inside`.
+    /// A thread that slept in the instance with this index will not return. Arguments: index,
+    /// `plain`, `inside`.
     pub sleep_abandoned: fn(u32, bool, bool),
 }
 
@@ -72,9 +83,10 @@ static NONE: Upcalls = Upcalls {
     last_reference: |_| {},
     leave_everything: || {},
     used_below: |_, _| {},
-    kernel_for_now: |_| None,
+    kernel_for_now: |_, _| None,
     leave_to_instances: |_| {},
     accepted: |_, _, _| {},
+    sleep_limit: || None,
     watcher: Watcher {
         changed: |_| {},
         also_kernel: |_, _| {},
@@ -91,7 +103,7 @@ static NONE: Upcalls = Upcalls {
 #[link_section = ".data.fsocket_start"]
 static NOW: AtomicPtr<Upcalls> = AtomicPtr::new((&raw const NONE).cast_mut());
 
-/// Once, at the start.
+/// Called once, at the start.
 pub fn connect(table: &'static Upcalls) {
     NOW.store(core::ptr::from_ref(table).cast_mut(), Ordering::Release);
 }

@@ -1,5 +1,5 @@
-//! The library's table of hooks read as data, and the pages of `docs/` that
-//! are written from it and from the table of counters.
+//! The library's table of hooks as data, and the pages of `docs/` that are generated from it and from the table of
+//! counters.
 
 pub mod limits;
 pub mod pages;
@@ -17,12 +17,12 @@ use table::{hooks as of_table, variadic_hooks};
 #[derive(Debug, Clone, Copy)]
 pub struct Hook {
     pub family: &'static str,
-    /// What it does.
+    /// Effect of the function.
     pub what: &'static str,
     pub name: &'static str,
     /// Arguments and result, in Rust's notation.
     pub signature: &'static str,
-    /// Of those without variable arguments.
+    /// Properties of the hook, such as cancellation. None: the function has variable arguments.
     pub properties: Option<hook::Hook>,
 }
 
@@ -30,7 +30,7 @@ macro_rules! data {
     ($($family:ident($($property:ident),*) $what:literal
         fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
         $(= $how:ident($($code:tt)*))?;)*) => {
-        /// All hooks, in the table's order.
+        /// All hooks without variable arguments, in the table's order.
         pub const HOOKS: &[Hook] = &[$(Hook {
             family: stringify!($family),
             what: $what,
@@ -44,7 +44,7 @@ of_table!(data);
 
 macro_rules! variadic_data {
     ($($family:ident $what:literal $first:ident fn $name:ident;)*) => {
-        /// Those with variable arguments.
+        /// Hooks with variable arguments.
         pub const VARIADIC: &[Hook] = &[$(Hook {
             family: stringify!($family),
             what: $what,

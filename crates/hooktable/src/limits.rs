@@ -1,10 +1,10 @@
-//! Limits: `limits.toml`, beside this crate's manifest. The cases in which a counter grows stand with the counter, in
-//! `fsocket_abi::arena`.
+//! The limits in `limits.toml`, which is beside this crate's manifest. The cases in which a counter grows are
+//! documented with the counter, in `fsocket_abi::arena`.
 
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// What docs/limits.md says before its appendix, and what docs/hooks.md says of single functions.
+/// The text of docs/limits.md, and the limits of single functions in docs/hooks.md.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -16,23 +16,23 @@ pub struct Limits {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Section {
-    /// Its title.
+    /// Title of the section.
     pub name: String,
     pub notice: Vec<Notice>,
 }
 
-/// What a user or an operator notices.
+/// A limit that a user or an operator notices.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Notice {
     pub what: String,
     pub why: String,
-    /// What to do about it; none: nothing.
+    /// The remedy; `None`: there is none.
     #[serde(rename = "do")]
     pub remedy: Option<String>,
 }
 
-/// What a program may notice of some functions.
+/// A limit that a program may notice with some functions.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
@@ -41,7 +41,7 @@ pub struct Limit {
     pub what: String,
 }
 
-/// All of it.
+/// The contents of `limits.toml`.
 pub fn limits() -> &'static Limits {
     static ALL: LazyLock<Limits> =
         LazyLock::new(|| toml::from_str(include_str!("../limits.toml")).expect("limits.toml is as the types say"));

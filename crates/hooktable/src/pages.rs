@@ -7,7 +7,7 @@ use crate::unhooked::{HARMLESS, VISIBLE};
 use fsocket_abi::arena::{COUNTERS, COUNTER_CASES, COUNTER_HELP};
 use std::fmt::Write;
 
-/// A page: its file below `docs/`, and what is in it.
+/// A page: its file below `docs/`, and its text.
 pub struct Page {
     pub file: &'static str,
     pub text: String,
@@ -24,7 +24,7 @@ pub fn all() -> Vec<Page> {
 
 const NOTE: &str = "<!-- Written by `make docs`; a test compares. -->\n\n";
 
-/// A cell of a table.
+/// Text of a table cell, with vertical bars escaped.
 fn cell(s: &str) -> String {
     s.trim().replace('|', "\\|")
 }
@@ -33,10 +33,10 @@ fn names(all: &[impl AsRef<str>]) -> String {
     all.iter().map(|n| format!("`{}`", n.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
-/// Columns of prose.
+/// Maximum width of prose, in columns.
 const WIDTH: usize = 100;
 
-/// An entry of a list, broken at spaces.
+/// Appends an entry of a list, with line breaks at spaces.
 fn entry(s: &mut String, text: &str) {
     let mut column = 1;
     s.push('-');
@@ -51,7 +51,7 @@ fn entry(s: &mut String, text: &str) {
     s.push('\n');
 }
 
-/// The last column of a hook.
+/// Text of the last column of a hook.
 fn properties(h: &crate::Hook) -> String {
     let Some(p) = h.properties else { return String::new() };
     let signal = match p.after_signal {
@@ -80,7 +80,7 @@ fn hooks() -> String {
             let _ = writeln!(s, "| `{}` | {} | {} |", h.name, cell(h.what), properties(h));
         }
         s.push('\n');
-        // A limit stands with the first of its functions.
+        // A limit is listed in the family of its first function.
         let mine = |name: &str| crate::hooks().any(|h| h.family == family && h.name == name);
         let mut any = false;
         for l in all_limits().hook.iter().filter(|l| mine(&l.of[0])) {
@@ -113,15 +113,16 @@ fn fallbacks() -> String {
         "`fastsocket stat` shows these counters for each process, `fastsocket stat --json` also in `totals`.\n\n",
     );
     let mut table = |title: &str, intro: &str, fallback: bool| {
-        let _ = writeln!(s, "## {title}\n\n{intro}\n\n| counter | counts |\n| --- | --- |");
-        for (name, help) in COUNTERS.iter().zip(COUNTER_HELP).filter(|(n, _)| n.starts_with("fallback.") == fallback) {
-            let _ = writeln!(s, "| `{name}` | {} |", cell(help.trim().trim_start_matches("Fallback: ")));
+        let _ = writeln!(s, "## {title}\n\n{intro}\n");
+        let all = COUNTERS.iter().zip(COUNTER_HELP.iter().zip(COUNTER_CASES));
+        for (name, (help, case)) in all.filter(|(name, _)| name.starts_with("fallback.") == fallback) {
+            entry(&mut s, &format!("`{name}`: {}", if case.is_empty() { help } else { case }));
         }
         s.push('\n');
     };
     table(
         "Reasons for the kernel",
-        "Why a connection or a call used the kernel although the library was loaded.",
+        "Why a connection or a zone used the kernel although the library was loaded.",
         true,
     );
     table("Everything else", "Events over shared memory and zones, and connections over kernel TCP.", false);
@@ -130,15 +131,12 @@ fn fallbacks() -> String {
     s
 }
 
-/// Heads the appendix of docs/limits.md.
-pub const APPENDIX: &str = "# Appendix: reasons for kernel TCP";
-
 fn limits() -> String {
     let mut s = format!("# Limits\n\n{NOTE}");
     s.push_str(
-        "Kernel sockets are the specification. This page lists the differences that users and operators notice. Each\n\
-         entry says what you notice, why, and, after an arrow, what you can do. Differences of single functions are in\n\
-         [hooks](hooks.md), figures in [performance](performance.md).\n\n",
+        "This page lists the differences to kernel sockets that users notice. Each entry says what you notice, why, and,\n\
+         after an arrow, what you can do. [Hooks](hooks.md) has the differences of single functions, [counters](fallbacks.md)\n\
+         every reason for kernel TCP, [performance](performance.md) the figures.\n\n",
     );
     for section in &all_limits().section {
         let _ = writeln!(s, "## {}\n", section.name);
@@ -148,15 +146,7 @@ fn limits() -> String {
         }
         s.push('\n');
     }
-    let _ = writeln!(
-        s,
-        "{APPENDIX}\n\n\
-         `fastsocket stat` shows these counters. Only with `fallback.switch` may the program notice more\n\
-         than the time.\n\n\
-         | case | counter |\n| --- | --- |"
-    );
-    for (name, case) in COUNTERS.iter().zip(COUNTER_CASES).filter(|(_, case)| !case.is_empty()) {
-        let _ = writeln!(s, "| {} | `{name}` |", cell(case));
-    }
+    s.truncate(s.trim_end().len());
+    s.push('\n');
     s
 }

@@ -1,10 +1,9 @@
-//! What libc has for sockets and is not hooked.
+//! Socket functions of libc that are not hooked.
 //!
-//! Errors named here were seen on a connection over shared memory and compared with stock
-//! (x86-64, glibc, Linux 6.18), except those of `clone`, which follow from how it
-//! works.
+//! The errors named here were observed on a connection over shared memory and compared with stock (x86-64, glibc,
+//! Linux 6.18). The errors of `clone` follow from how `clone` works.
 
-/// Functions, and why they are left alone or what goes wrong.
+/// Functions that are not hooked, and the reason or the consequence.
 pub struct Unhooked {
     pub names: &'static [&'static str],
     pub why: &'static str,
@@ -14,8 +13,8 @@ const fn u(names: &'static [&'static str], why: &'static str) -> Unhooked {
     Unhooked { names, why }
 }
 
-/// Nothing is lost: no descriptor of the library is involved, or the placeholder
-/// answers as a connection would.
+/// Functions that need no hook: no descriptor of the library is involved, or the placeholder answers as a
+/// connection would.
 pub const HARMLESS: &[Unhooked] = &[
     u(&["io_uring_get_sqe", "io_uring_wait_cqes", "__io_uring_get_cqe"], "They submit nothing (from Linux 5.11 on)."),
     u(&["pread", "pwrite", "preadv", "pwritev", "lseek"], "`ESPIPE`, as on any socket; the placeholder gives it."),
@@ -30,7 +29,7 @@ pub const HARMLESS: &[Unhooked] = &[
     u(&["__fdelt_chk", "FD_SET"], "Arithmetic on a bit set."),
 ];
 
-/// A program that uses these on a connection over shared memory notices.
+/// Functions whose use on a connection over shared memory is visible to the program.
 pub const VISIBLE: &[Unhooked] = &[
     u(
         &["clone (sharing memory)"],

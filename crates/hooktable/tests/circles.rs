@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Files that are in a circle, of the crates that have one. A number here may only go down.
+/// Number of files in a circle, for each crate that has one. A number here may only go down.
 const IN_CIRCLES: &[(&str, usize)] = &[];
 
 /// A module by its path from the root of its crate: `["epoll", "wait"]`.
@@ -288,10 +288,10 @@ fn circles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<(Module, Module)> 
 
 #[test]
 fn no_file_imports_itself_through_others() {
-    let crates = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut wrong = Vec::new();
-    for entry in std::fs::read_dir(&crates).expect("the crates") {
-        let dir = entry.expect("a crate").path();
+    let crates = std::fs::read_dir(root.join("crates")).expect("the crates").map(|e| e.expect("a crate").path());
+    for dir in crates.chain([root.join("bench/host")]) {
         let name = dir.file_name().expect("a name").to_string_lossy().into_owned();
         if !dir.join("src").is_dir() {
             continue;

@@ -30,9 +30,9 @@ fn each_function_has_one_line() {
     }
 }
 
-/// Every reason for kernel TCP is in the appendix, and every reason that the page names exists.
+/// Every reason for kernel TCP says when it counts, and every reason that docs/limits.md names exists.
 #[test]
-fn limits_name_every_fallback() {
+fn reasons_for_the_kernel_are_known() {
     use fsocket_abi::arena::{COUNTERS, COUNTER_CASES};
     for (name, case) in COUNTERS.iter().zip(COUNTER_CASES) {
         assert!(!name.starts_with("fallback.") || !case.is_empty(), "{name}: in which case?");
@@ -40,7 +40,7 @@ fn limits_name_every_fallback() {
     let text = docs("limits.md");
     let quoted: BTreeSet<_> = text.split('`').skip(1).step_by(2).filter(|w| w.starts_with("fallback.")).collect();
     let known: BTreeSet<_> = COUNTERS.iter().copied().filter(|c| c.starts_with("fallback.")).collect();
-    assert_eq!(quoted, known, "docs/limits.md and the table of counters");
+    assert!(quoted.is_subset(&known), "docs/limits.md names {:?}", quoted.difference(&known));
 }
 
 #[test]
@@ -56,18 +56,24 @@ fn limits_stand_with_functions_that_are_hooked() {
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "a limit is there twice");
 }
 
-/// Pages that grow are not read. The generated appendix does not count.
+/// Pages that grow are not read.
 #[test]
 fn pages_keep_their_size() {
     let words = |text: &str| text.split_whitespace().count();
     let top = |file: &str| docs(&format!("../{file}"));
-    let limits = docs("limits.md");
+    let all: usize = std::fs::read_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs"))
+        .expect("docs")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".md") && name != "hooks.md")
+        .map(|name| words(&docs(&name)))
+        .sum();
     let pages = [
-        ("limits.md", limits.split(pages::APPENDIX).next().map_or(0, words), 1500),
+        ("limits.md", words(&docs("limits.md")), 1500),
         ("performance.md", words(&docs("performance.md")), 1200),
         ("README.md", words(&top("README.md")), 900),
         ("ARCHITECTURE.md", words(&top("ARCHITECTURE.md")), 1500),
         ("CHANGELOG.md", words(&top("CHANGELOG.md")), 600),
+        ("docs, without decisions and hooks.md", all, 11000),
     ];
     for (page, words, most) in pages {
         assert!(words <= most, "{page}: {words} words, at most {most}: shorten it");

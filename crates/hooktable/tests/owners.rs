@@ -32,7 +32,8 @@ fn names(tree: &str) -> Vec<String> {
     all.map(|n| n.rsplit_once(" as ").map_or(n, |(_, name)| name).to_owned()).collect()
 }
 
-/// Public `use` declarations of a crate that name another crate of ours, also by an alias of the crate's root.
+/// Public `use` declarations of a crate that name another crate of this project, also by an alias of the
+/// crate's root.
 fn passed_on(root: &str, text: &str) -> Vec<String> {
     let ours = |tree: &str| tree.starts_with("fsocket_");
     let aliases: BTreeSet<String> =

@@ -1,9 +1,9 @@
-//! A monitor has died, and another one has come. This process announces to it what it shares with others
-//! (ADR 48).
+//! Announces this process's shared memory to a new monitor after the former one has died (ADR 48).
 //!
-//! The new monitor believes no words: each arena, channel and listener is shown as a descriptor. First come
-//! the arenas, which say which processes are of one fork group; then the channels of which this process is
-//! the client; then the listeners, and the channels that belong to them.
+//! The new monitor does not trust messages, so the process proves each arena, channel and listener
+//! by showing its descriptor. First come the arenas, which show which processes form a fork group.
+//! Then come the channels in which this process is the client, and last the listeners with their
+//! channels.
 
 use crate::chan::{self, Chan};
 use crate::{arena, ctl, epoll, listen, peers, process, route, zone};
@@ -13,8 +13,8 @@ use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::request;
 use fsocket_proto::values::Side;
 
-/// The monitor is this process's from now on. It knows the arenas, and the channels of which this process is
-/// the client; listeners and their channels follow.
+/// Called when the new monitor has accepted this process. It knows the arenas already, and the
+/// channels in which this process is the client. This shows the listeners and their channels.
 pub fn found() {
     if process::enabled() {
         listen::announce_again();
@@ -34,18 +34,22 @@ fn of_side(side: usize) -> impl Iterator<Item = &'static Chan> {
     chan::all().filter(move |c| c.my_side() == side)
 }
 
-/// Does this process open connections in the channel? (A forked child does not in its parent's.)
+/// Does this process open new connections in the channel? (A forked child does not in the channels
+/// of its parent.)
+/// channels.)
 fn opens(c: &Chan) -> bool {
     !c.retired.load(Ordering::Relaxed)
 }
 
-/// Shows the arenas and the channels of which this process is the client. False: there is no monitor any more, or
-/// this process has an arena that it cannot show, and nobody could clean up after it.
+/// Shows the arenas, and the channels in which this process is the client. False: the monitor has
+/// died again, or this process has an arena that it cannot show. In the second case no monitor
+/// could clean up after the process.
 pub fn announce() -> bool {
     if let Some(h) = arena::header() {
         let held = h.monitor.load(Ordering::Acquire);
         if held & FUTEX_OWNER_DIED != 0 {
-            // A thread that sleeps would take the old monitor's mark for the new one's.
+            // Otherwise a sleeping thread would take the death mark of the former monitor for one
+            // of the new monitor.
             let _ = h.monitor.compare_exchange(held, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
@@ -57,7 +61,7 @@ pub fn announce() -> bool {
     known && of_side(CLIENT).all(attach)
 }
 
-/// Shows a channel. False: there is no monitor any more.
+/// Shows one channel. False: the monitor has died.
 fn attach(c: &Chan) -> bool {
     let Some(fd) = c.kept.fd() else { return true };
     let side = c.my_side();

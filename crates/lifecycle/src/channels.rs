@@ -1,15 +1,16 @@
-//! Channels come and go: what listeners, routes and connections have to do with it.
+//! Channels begin and end: the effects on listeners, routes and connections. This side unmaps a
+//! channel when its last connection there is closed.
 
 use crate::chan::{
     all, broken_elsewhere, by_id, is_time_to_give_up, map, Chan, ANNOUNCED, ANY_BROKEN, CHANS, ENDED, TO_BE_ENDED,
 };
 use crate::conn::{self, Hold};
-use crate::{ctl, listen, path, route, waker};
+use crate::{ctl, listen, route, waker};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{notice, request};
 
-/// The monitor hands us a channel of a listener we work for.
+/// The monitor hands over a channel of a listener for which this process is a worker.
 pub fn serve(id: u32, listener: u64, fd: i32) {
     let c = by_id(id, SERVER).or_else(|| map(id, listener, SERVER, fd));
     match c {
@@ -19,13 +20,13 @@ pub fn serve(id: u32, listener: u64, fd: i32) {
             listen::add_channel(listener, c);
             waker::ring_all(listener);
         }
-        None => path::give_up(listener),
+        None => listen::cannot_serve(listener),
     }
 }
 
-/// The other side of a channel is gone; what is open in it has been closed by
-/// the monitor. The mapping goes when the last connection is closed here. `broken`: that other side
-/// has broken the protocol, and may undo what the monitor has closed.
+/// The other side of a channel has ended, and the monitor has closed the open connections there.
+/// The channel stays mapped until this side closes its last connection. `broken`: the other side
+/// has broken the protocol, so it may undo the monitor's changes.
 pub fn gone(id: u32, broken: bool) {
     for c in [CLIENT, SERVER].into_iter().filter_map(|side| by_id(id, side)) {
         if broken {
@@ -37,7 +38,7 @@ pub fn gone(id: u32, broken: bool) {
     }
 }
 
-/// Gives up channels whose other side another monitor does not know, and that nobody uses.
+/// Gives up unused channels whose other side the new monitor does not know after some time.
 pub fn give_up_halves() {
     if !ctl::any_half() || !is_time_to_give_up() {
         return;
@@ -49,7 +50,7 @@ pub fn give_up_halves() {
     }
 }
 
-/// No channel is mapped here any more; nobody uses the connections that were in them.
+/// Unmaps all channels. The caller makes sure that nothing uses their connections any more.
 pub fn forget_all() {
     route::clear();
     for c in all() {
@@ -61,8 +62,8 @@ pub fn forget_all() {
     }
 }
 
-/// The monitor passes on that a peer has rung. If the thread that it is for sleeps, it gets
-/// a pipe after some times.
+/// The monitor passes on a ring of a peer. If the peer rings a sleeping thread several times, this
+/// process asks for a pipe between the two.
 pub fn woken(notice::Woken { waker, channel, waiter, ringer }: notice::Woken) {
     let Some(b) = waker::at(waker.into()) else { return };
     b.note_rung(channel.unwrap_or(0));
@@ -73,7 +74,7 @@ pub fn woken(notice::Woken { waker, channel, waiter, ringer }: notice::Woken) {
     }
 }
 
-/// Ends the channels that a peer has broken. The caller holds no lock of ours.
+/// Ends the channels whose peer has broken the protocol. The caller holds no lock of the library.
 #[inline]
 pub fn end_broken() {
     if ANY_BROKEN.load(Ordering::Relaxed) && ANY_BROKEN.swap(false, Ordering::AcqRel) {

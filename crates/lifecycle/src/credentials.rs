@@ -1,17 +1,19 @@
-//! A process that gives up rights loses the memory that it shares with its fork group
-//! who keep them.
+//! When a process gives up rights, it loses the memory that it shares with processes of its fork
+//! group that keep these rights.
 //!
-//! After `fork` a child has its parent's arenas and channels mapped. As long as
-//! both may do the same that gives the child nothing: it could as well read the
-//! parent's memory with ptrace. A child that becomes another user, or gives up
-//! capabilities, must not touch its parent's connections any more. So, when such a call
-//! has succeeded and before the program goes on: connections that the process holds
-//! become the kernel's, everything that is mapped is replaced by empty memory, and the
-//! monitor is told over a control socket that carries the new credentials
-//! (`RENEW`). From then on the process is a fork group of its own. It is served like
-//! any other: its listeners go on over shared memory.
+//! After `fork` a child has its parent's arenas and channels mapped. While both have the same
+//! rights, that gives the child nothing: it could also read the parent's memory with ptrace. But a
+//! child that becomes another user, or gives up capabilities, must not reach its parent's
+//! connections any more. So three steps follow such a call before the program continues:
 //!
-//! What counts is what the process can still become ([`rights::class`]). A server of root's that
+//! 1. All connections of the process move to the kernel.
+//! 2. Empty memory replaces all shared memory in the process.
+//! 3. The process tells the monitor over a control socket that carries the new credentials
+//!    (`RENEW`).
+//!
+//! From then on the process is a fork group of its own, and its listeners use shared memory again.
+//!
+//! Only the rights that the process can still get count ([`rights::class`]). A server of root that
 //! changes its effective user for each request, and back, has given up nothing.
 
 use crate::table::{self, Desc};
@@ -21,14 +23,14 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::channel::status;
 use fsocket_sys as sys;
 
-/// `call` may change the credentials of this process.
+/// Runs `call`, which may change the credentials of this process.
 pub fn changing<R>(call: impl FnOnce() -> R) -> R {
     if process::nonce() == 0 {
         return call();
     }
     let before = rights::class();
     let r = call();
-    // A placeholder that is kept belongs to who the process was.
+    // Spare placeholders have the old credentials.
     pool::drain();
     pristine::other_credentials();
     let _errno = sys::errno::Saved::errno();
@@ -38,20 +40,20 @@ pub fn changing<R>(call: impl FnOnce() -> R) -> R {
     r
 }
 
-/// The same for a call that changes groups, which are not asked for at each socket.
+/// Like [`changing`], for calls that change groups: they are not part of the check at each socket.
 pub fn changing_groups<R>(call: impl FnOnce() -> R) -> R {
     let r = changing(call);
     identity::regrouped();
     r
 }
 
-/// The same for a call that changes one thread only, or what its files belong to.
+/// Like [`changing`], for calls that concern only one thread, or only the owner of its files.
 pub fn changing_thread<R>(call: impl FnOnce() -> R) -> R {
     identity::set_apart();
     changing(call)
 }
 
-/// This process has entered a Landlock domain: what it may no longer do is not in its credentials.
+/// Called after this process has entered a Landlock domain, which its credentials do not show.
 pub fn entered_domain() {
     if process::nonce() != 0 {
         let _errno = sys::errno::Saved::errno();
@@ -60,21 +62,21 @@ pub fn entered_domain() {
     }
 }
 
-/// It may do less than those it shares memory with.
+/// Called when the process has fewer rights than the processes with which it shares memory.
 #[cold]
 fn lost() {
     let (on, sealed) = (process::enabled(), sealed::sealed());
     if sealed {
-        return; // everything is gone already
+        return; // everything has moved already
     }
-    // No new connection goes where memory is about to go.
+    // New connections must not use memory that is about to be unmapped.
     process::disable();
     upgrade::give_up_all();
     path::pass_on_used();
     let listened = listen::leave_channels();
     exec::hand_over_all();
     forget_memory();
-    // (A child that has not met the monitor yet meets it as who it is then.)
+    // A child that has not met the monitor yet will do so with its new credentials.
     if ctl::unmet() || ctl::may_come() || ctl::renew() {
         if on {
             process::enable();
@@ -88,12 +90,12 @@ fn lost() {
     waker::ring_everybody();
 }
 
-/// Arenas and channels are no longer mapped here.
+/// Unmaps arenas and channels.
 pub fn forget_memory() {
     let stuck = || table::all().filter(|d| d.is_conn());
     channels::forget_all();
     socks::forget();
-    // A connection that could not be switched: its memory is empty now, and says so.
+    // A connection that could not move has empty memory now, so it is reset.
     stuck().for_each(reset);
 }
 

@@ -1,5 +1,6 @@
-//! The top: what the lower layers' calls upwards do ([`crate::upcalls`]), and which message of the
-//! monitor's goes where.
+//! The top of the library: provides the functions that lower layers call ([`crate::upcalls`]), and
+//! dispatches the monitor's messages. A message that needs a lock is only noted. It is handled
+//! later, where the thread holds no lock.
 
 use crate::upcalls::{self, Upcalls, Watcher};
 use crate::{
@@ -22,6 +23,7 @@ static UPCALLS: Upcalls = Upcalls {
     used_below: leave::used_below,
     leave_to_instances: leave::to_instances,
     accepted: upgrade::accepted,
+    sleep_limit: zone::balance::sleep_limit,
     kernel_for_now: operator::kernel_for_now,
     watcher: Watcher {
         changed: epoll::changed,
@@ -36,19 +38,20 @@ static UPCALLS: Upcalls = Upcalls {
     },
 };
 
-/// Once, at the start.
+/// Called once, at the start.
 #[link_section = ".text.fsocket_start"]
 pub fn connect() {
     upcalls::connect(&UPCALLS);
 }
 
-/// From the monitor. It may come in the middle of anything, with locks held.
+/// Handles a message of the monitor. It can arrive in the middle of any operation, while the
+/// thread holds locks.
 fn message(m: Message, got: Option<i32>) -> bool {
     match m {
         Message::Connect(a) => came_late(a.channel, a.listener, a.first_port, got),
         Message::Meet(a) => came_late(a.channel, a.listener, a.first_port, got),
         Message::ChannelSrv(m) => got.into_iter().for_each(|fd| channels::serve(m.channel, m.listener, fd)),
-        // The answer came too late for whoever waited for it.
+        // No thread waits for this answer any more.
         Message::Worker(a) => listen::joined_late(a.listener, a.number.into()),
         Message::Woken(m) => channels::woken(m),
         Message::WakerRead(m) => return got.is_some_and(|fd| waker::hear(m, fd)),
@@ -79,7 +82,8 @@ fn message(m: Message, got: Option<i32>) -> bool {
     false
 }
 
-/// Too late for the connection that asked, but not for the next one.
+/// Maps the channel of a late answer: no thread waits for it any more, but the next connection can
+/// use it.
 fn came_late(channel: u32, listener: u64, first_port: u16, got: Option<i32>) {
     if let (None, Some(fd)) = (chan::by_id(channel, CLIENT), got) {
         if let Some(c) = chan::map(channel, listener, CLIENT, fd) {

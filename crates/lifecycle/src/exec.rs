@@ -1,20 +1,18 @@
-//! Connections that leave this program: through `exec` and `posix_spawn`, or into
-//! code of libc that makes its own system calls.
+//! Connections that leave this program: through `exec` and `posix_spawn`, or into code of libc
+//! that makes its own system calls.
 //!
-//! A program that will load the library inherits connections and listeners as
-//! they are ([`crate::inherit`] is its side). For every other one they become the
-//! kernel's first.
+//! A program that will load the library inherits connections and listeners as they are
+//! ([`crate::inherit`] is the other half). For every other program they move to the kernel first.
 
 pub mod actions;
 pub mod borrower;
 pub mod environment;
 mod hidden;
+mod own_file;
 mod program;
 
 use crate::lock::Lock;
 use crate::path;
-use crate::stage;
-use crate::stage::Path;
 use crate::table::{self, Desc, Kind, DESCS};
 use crate::{ctl, epoll, listen, pool, probe, process, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -27,38 +25,39 @@ use environment::Changes;
 use program::Fate;
 pub use program::Start;
 
-/// Call `f` with the environment for the next program, where this process has nothing else to prepare for it.
+/// Calls `f` with the environment for the next program, when nothing else needs preparation.
 #[link_section = ".text.fsocket_start"]
 pub fn with_environment<R>(env: *const *const libc::c_char, f: impl FnOnce(*const *const libc::c_char) -> R) -> R {
-    // (A child of a shell looks at no arguments otherwise.)
+    // Without the first condition, every child of a shell would check its arguments.
     let hidden = environment::hides_us() && probe::are_strings(env);
     environment::extended(env, Changes { hidden, ..Changes::default() }, f)
 }
 
-/// What the next program is to find; ended by [`Next::failed`] or
-/// [`Next::spawned`].
+/// State that was prepared for the next program. [`Next::failed`] or [`Next::spawned`] ends it.
 pub struct Next {
-    /// Its control socket, a number of ours that survives `exec`, and its nonce.
+    /// The next program's control socket, which is a descriptor that survives `exec`, and its
+    /// nonce.
     successor: Option<(i32, u64)>,
-    /// It runs the same binary as this one and inherits sockets, and somebody has
-    /// cleared the environment: the library goes along all the same, as zones and
-    /// connections would stay with the kernel's socket. With nothing to inherit the
-    /// environment is as the program wants it.
+    /// The next program runs the same binary and inherits sockets, but its environment was
+    /// cleared. The library is added to the environment all the same, because otherwise zones and
+    /// connections would stay with the kernel's socket. (If there is nothing to inherit, the
+    /// environment stays as the program wants it.)
     inject: bool,
-    /// Guards of zoned listeners go along.
+    /// The next program inherits reservations of zoned listeners.
     reservations: bool,
-    /// It could not open the library.
+    /// The next program could not open the library's file.
     hidden: bool,
 }
 
-/// The successor of a `posix_spawn` under way in another thread: a child forked just
-/// then closes it.
+/// The successor's socket while another thread is in `posix_spawn`. A child that is forked
+/// meanwhile closes it.
 static LOOSE: AtomicI32 = AtomicI32::new(-1);
-/// One at a time.
+/// Held during `posix_spawn`.
 #[link_section = ".data.fsocket_start"]
 static SPAWNING: Lock<()> = Lock::new(());
 
-/// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
+/// Prepares the next program, which replaces this one or (`spawn`, after these file actions)
+/// starts in a child.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
     let hidden = environment::hides_us();
     if !is_concerned() {
@@ -67,18 +66,19 @@ pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
     prepare_all(start, spawn, hidden)
 }
 
-/// The parts of the library that the next program will have.
+/// Which parts of the library the next program will have.
 struct Plan {
-    /// If the loader of glibc starts it: the library and shared memory.
+    /// The library and shared memory, if a dynamic loader starts the program.
     loads: bool,
     /// See [`Next::inject`].
     inject: bool,
-    /// Zones.
+    /// Local listen sockets (zones).
     zones: bool,
 }
 
 impl Plan {
-    /// `inherits`: is anything of the library's inherited? `replaces`: this program (else a child of it is started).
+    /// `inherits`: does the program inherit anything from the library? `replaces`: does the
+    /// program replace this one? (Otherwise it starts in a child.)
     fn of(start: &Start, hidden: bool, inherits: impl FnOnce() -> bool, replaces: bool) -> Plan {
         let carried = !hidden && environment::carries_us(start.env);
         let inject = !carried
@@ -102,10 +102,10 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
     if next.reservations {
         zone::successor::before_exec(|fd| fd_survives(fd, to));
     }
-    // Numbers of ours that wait for the next connection are nobody's there.
+    // The next program does not know the spare placeholders.
     pool::drain();
-    // What is close-on-exec ends with this program, before the next one runs: that
-    // waits for the monitor to have seen it. A child's parent keeps it.
+    // Close-on-exec sockets end with this program, and the monitor must see that before the next
+    // program runs. (Before a spawn they stay in the parent.)
     let ours = |d: &Desc| matches!(d.kind(), Kind::Shm | Kind::Listener);
     let any = descs().any(|d| if spawn.is_some() { inheritable(d, to) } else { ours(d) });
     if !any && !descs().any(|d| hands_over_zones(d, to)) {
@@ -123,7 +123,8 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
     next
 }
 
-/// [`prepare`] for a child in this process's memory, which has found out what the program is.
+/// Like [`prepare`], for a child in this process's memory. That child has already examined the
+/// program.
 fn prepare_for_child(to: &Actions, loads: bool) -> Next {
     crate::upgrade::give_up_all();
     let mut next = Next { successor: None, inject: false, reservations: false, hidden: false };
@@ -134,9 +135,11 @@ fn prepare_for_child(to: &Actions, loads: bool) -> Next {
     next
 }
 
-/// The next program gets what it inherits: from a successor's control socket if it loads the library, else as the
-/// kernel's. `any`: connections or listeners. `keeps_rights`: is asked if that matters.
+/// Prepares what the next program inherits: with a successor's control socket if it loads the
+/// library, otherwise by moving everything to the kernel. `any`: there are connections or
+/// listeners to inherit. `keeps_rights` is called only if the answer matters.
 fn pass_on(to: &Actions, any: bool, loads: bool, keeps_rights: impl FnOnce() -> bool) -> Option<(i32, u64)> {
+    let loads = loads && own_file::is_current();
     if !loads {
         descs().filter(|d| hands_over_zones(d, to)).for_each(zone::pass_on);
     }
@@ -148,13 +151,12 @@ fn pass_on(to: &Actions, any: bool, loads: bool, keeps_rights: impl FnOnce() -> 
     successor
 }
 
-/// All connections of this process become the kernel's.
+/// Moves all connections of this process to the kernel.
 pub fn hand_over_all() {
     leave_to_kernel(|_| true);
 }
 
-/// Everything inheritable becomes the kernel's, because it cannot be known what
-/// the next program is.
+/// Moves everything inheritable to the kernel, because the next program is unknown.
 pub fn before_unknown() {
     if process::nonce() != 0 {
         pool::drain();
@@ -163,7 +165,8 @@ pub fn before_unknown() {
     }
 }
 
-/// The next program has the descriptors, and nothing of us.
+/// Moves what the next program inherits to the kernel, because it has the descriptors but not the
+/// library.
 fn leave_all(to: &Actions) {
     for d in descs().filter(|d| d.kind() == Kind::Listener && inheritable(d, to)) {
         if hands_over(d, to) {
@@ -175,14 +178,14 @@ fn leave_all(to: &Actions) {
     leave_to_kernel(|d| inheritable(d, to));
 }
 
-/// Is the next program there to accept on this listener, while other processes of the fork group hold it and leave
-/// it alone (dovecot's master and its services)? Or did a server that accepts just not say that
-/// its helpers need none?
+/// Will the next program accept on this listener, while other processes of the fork group only
+/// hold it? (An example is dovecot's master with its services.) False: a server accepts here
+/// itself, and has only forgotten to mark the listener close-on-exec.
 fn hands_over(d: &Desc, to: &Actions) -> bool {
     d.listening().is_exec_prepared() || !d.listening().accepts() || any_fd(d, |fd| to.take(fd))
 }
 
-/// The same of one that may have local listen sockets.
+/// Like [`hands_over`], for a listener that may have local listen sockets.
 fn hands_over_zones(d: &Desc, to: &Actions) -> bool {
     zone::of(d).is_some() && hands_over(d, to) && survives(d, to)
 }
@@ -211,8 +214,8 @@ fn any_fd(d: &Desc, which: impl Fn(i32) -> bool) -> bool {
     any
 }
 
-/// An epoll instance that survives: what it watches in our queues and rings is
-/// known to this program only.
+/// Does an epoll instance survive? Its entries for queues and rings are known only to this
+/// program.
 fn watches(d: &Desc, to: &Actions) -> bool {
     d.kind() == Kind::Epoll && survives(d, to)
 }
@@ -236,7 +239,7 @@ fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
     }
 }
 
-/// Announce the successor and leave it everything inheritable.
+/// Announces the successor to the monitor, and leaves it everything inheritable.
 fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     let nonce = sys::getrandom_u64() | 1;
     let fd = ctl::announce(nonce, true)?;
@@ -247,13 +250,14 @@ fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     for d in descs().filter(|d| inheritable(d, to)) {
         if let Some(l) = listen::of(d) {
             ctl::tell(request::Keep { nonce, listener: l.id.load(Ordering::Relaxed) }, None);
-        } else if stage::of(d) == Path::Shm {
+        } else if d.is_in_rings() {
             leave_conn(d, nonce);
         }
     }
-    // What has no place for another holder, or is about to leave the rings anyway.
+    // Moves the connections that could not be left to the successor: those that have no room for
+    // another holder, or are about to leave the rings anyway.
     leave_to_kernel(|d| inheritable(d, to) && !left_to(d, nonce));
-    // (A child that is there already is sent it.)
+    // A child that exists already gets the socket in a message.
     if !matches!(to, Actions::Child(_)) {
         LOOSE.store(fd, Ordering::Release);
         let _ = sys::fcntl(fd, libc::F_SETFD, 0);
@@ -269,13 +273,13 @@ fn leave_conn(d: &'static Desc, nonce: u64) {
     let Some(cookie) = table::fd_of(d).and_then(successor::cookie) else { return };
     let s = d.sock();
     s.set_placeholder(cookie);
-    // The placeholder is a kernel socket of two programs from here on.
+    // From here on two programs share the placeholder.
     d.placeholder().mark_changed();
     let _ = s.add_holder(nonce);
 }
 
 impl Next {
-    /// Call `f` with the environment for the next program.
+    /// Calls `f` with the environment for the next program.
     pub fn with_environment<R>(
         &self,
         env: *const *const libc::c_char,
@@ -285,7 +289,7 @@ impl Next {
         environment::extended(env, changes, f)
     }
 
-    /// There is no next program: `exec` has returned.
+    /// Takes everything back, because `exec` has failed.
     pub fn failed(self) {
         if self.reservations {
             zone::successor::after_exec();
@@ -294,11 +298,11 @@ impl Next {
         for d in descs().filter(|d| d.is_conn()) {
             d.sock().remove_holder(nonce);
         }
-        // The monitor sees its end closed, and takes the listeners back.
+        // The monitor sees that the successor's socket is closed, and takes the listeners back.
         done_with(fd);
     }
 
-    /// It runs, in a child.
+    /// Cleans up in the parent, because the next program runs in a child.
     pub fn spawned(self) {
         if self.reservations {
             zone::successor::after_exec();
@@ -314,7 +318,8 @@ fn done_with(fd: i32) {
     process::close_own(fd);
 }
 
-/// In a forked child: a successor that another thread of the parent is starting.
+/// In a forked child: closes the socket of a successor that another thread of the parent is
+/// starting.
 pub fn become_child() {
     SPAWNING.reset_after_fork();
     if LOOSE.load(Ordering::Relaxed) >= 0 {
@@ -322,14 +327,13 @@ pub fn become_child() {
     }
 }
 
-/// Run a `posix_spawn`: one thread at a time, so that no child gets another's
-/// successor.
+/// Runs `posix_spawn`s one at a time, so that no child inherits the successor's socket of another.
 pub fn one_at_a_time<R>(f: impl FnOnce() -> R) -> R {
     let _lock = SPAWNING.lock();
     f()
 }
 
-/// Code that we do not see is about to use `fd`.
+/// Moves the connection `fd` to the kernel, because code below the hooks is about to use it.
 pub fn hand_over(fd: i32) {
     crate::upgrade::give_up_fd(fd);
     if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
@@ -337,14 +341,14 @@ pub fn hand_over(fd: i32) {
     }
 }
 
-/// Is there something of ours that the next program could need?
+/// Does the library have state that the next program could need?
 #[inline]
 pub fn is_concerned() -> bool {
     process::nonce() != 0 && !nothing_to_keep()
 }
 
-/// Is there nothing of ours that a forked child or the next program would have to put in order, as in
-/// a shell?
+/// True if the library has no state that a forked child or the next program would have to handle,
+/// as in a shell.
 pub fn nothing_to_keep() -> bool {
     table::DESCS.is_empty()
         && epoll::is_unused()

@@ -1,9 +1,8 @@
-//! `fork`: both processes hold every socket afterwards.
+//! `fork`: afterwards both processes hold every socket.
 //!
-//! The parent announces the child *before* the fork (ADOPT, with the child's
-//! own control socket) and enters its nonce as a holder of every connection, so
-//! that whatever the two do next, in whatever order, the monitor and the peers
-//! see a consistent count.
+//! The parent announces the child to the monitor *before* the fork (ADOPT, with the child's own
+//! control socket), and enters the child's nonce as a holder of every connection. So the monitor
+//! and the peers see a correct count of holders, whatever parent and child do next.
 
 use crate::exec::nothing_to_keep;
 use crate::lifecycle::AT_REST;
@@ -15,26 +14,27 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
-/// What the parent prepared for the child.
+/// State that the parent prepared for the child.
 struct Prepared {
     nonce: u64,
-    /// The child's control socket, and the monitor's end until it is sent.
+    /// The child's control socket.
     fd: i32,
     locked: [bool; LOCKS.len()],
 }
 const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; LOCKS.len()] };
 #[link_section = ".data.fsocket_start"]
 static PREPARED: Lock<Prepared> = Lock::new(NOTHING);
-/// Of the fork that is under way: see [`has_had`].
+/// Is this fork one as in [`has_had`]?
 #[link_section = ".data.fsocket_start"]
 static HAS_HAD: AtomicBool = AtomicBool::new(false);
 
-/// Is there nothing to keep, and no other thread, which might just be about to begin something?
+/// Has the library no state to keep, and is there no other thread that could begin to use it?
 fn at_rest() -> bool {
     process::is_single_threaded() && nothing_to_keep()
 }
 
-/// Is nothing of ours in use, in a process that has had something? Listeners that are the kernel's do not count.
+/// Is no state of the library in use, although the process has used it before? Listeners in the
+/// kernel do not count.
 #[link_section = ".text.fsocket_start"]
 fn has_had() -> bool {
     process::is_single_threaded()
@@ -45,7 +45,7 @@ fn has_had() -> bool {
         && chan::none()
 }
 
-/// Before the fork, in the parent.
+/// Called in the parent, before the fork.
 #[link_section = ".text.fsocket_start"]
 pub fn prepare() {
     upgrade::unix::before_fork();
@@ -79,7 +79,7 @@ fn prepare_all() {
     let state = listen::any() || zone::any() || conns().next().is_some();
     let fd = if state && !ctl::dead() { ctl::announce(nonce, false).unwrap_or(-1) } else { -1 };
     for d in conns() {
-        // The placeholder is one kernel socket in two processes.
+        // From now on two processes share the placeholder.
         d.placeholder().mark_changed();
         d.forget_owners();
         peers::expect(d);
@@ -88,8 +88,8 @@ fn prepare_all() {
             s.add_extra_holder();
         }
     }
-    // Without another thread nobody is in the middle of what these locks guard, and each of them
-    // would be another page that both processes write.
+    // Without another thread none of these locks can be held. Taking one would write a page, which
+    // the kernel then copies.
     let alone = process::is_single_threaded();
     process::note_alone(alone);
     let locked = LOCKS.map(|lock| !alone && (lock.take)());
@@ -98,7 +98,7 @@ fn prepare_all() {
     }
 }
 
-/// The connections of this listener are too short for us.
+/// Moves the listener to the kernel, because its connections are too short for shared memory.
 fn give_to_kernel(listener: &'static table::Desc) {
     path::abandon(listener, Reason::ShortLived);
     listener.unlisten(true);
@@ -113,8 +113,8 @@ fn unlock(locked: [bool; LOCKS.len()]) {
     }
 }
 
-/// After the fork, in the parent (also when it failed: the monitor then sees
-/// the child's socket closed and takes its holdings back).
+/// Called in the parent, after the fork. If the fork failed, the monitor sees that the child's
+/// control socket is closed, and removes the child as a holder.
 #[link_section = ".text.fsocket_start"]
 pub fn parent() {
     if process::nonce() == 0 || crate::sealed::sealed() || at_rest() {
@@ -133,13 +133,13 @@ pub fn parent() {
     }
 }
 
-/// After the fork, in the child.
+/// Called in the child, after the fork.
 #[link_section = ".text.fsocket_start"]
 pub fn child() {
     crate::faults::become_child();
     crate::lent::become_child();
     if process::nonce() != 0 && !crate::sealed::sealed() && (HAS_HAD.load(Ordering::Relaxed) || at_rest()) {
-        // Each page that is written here is copied: as few as possible.
+        // Writes few pages, because the kernel copies each page that is written here.
         process::become_another(sys::getrandom_u64() | 1);
         route::clear();
         if HAS_HAD.load(Ordering::Relaxed) {
@@ -154,7 +154,7 @@ pub fn child() {
 #[inline(never)]
 #[link_section = ".text.fsocket_start"]
 fn child_of_all() {
-    // A signal handler may have sent between `prepare` and the fork.
+    // A signal handler may have used a connection between `prepare` and the fork.
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).for_each(table::Desc::forget_owners);
     if process::nonce() == 0 || crate::sealed::sealed() {
         return;
@@ -163,7 +163,8 @@ fn child_of_all() {
     let Ok(p) = PREPARED.lock() else { return };
     let (nonce, fd, locked) = (p.nonce, p.fd, p.locked);
     drop(p);
-    // (A handler on top of the fork has made the first socket: nothing was prepared.)
+    // The nonce is 0 if a signal handler made the first socket during the fork, so `prepare` did
+    // nothing.
     let nonce = if nonce == 0 { sys::getrandom_u64() | 1 } else { nonce };
     unlock(locked);
     ctl::unlock_after_fork();

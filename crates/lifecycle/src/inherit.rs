@@ -1,5 +1,5 @@
-//! What this program has inherited through `exec`: connections of the program
-//! before it, if that was one of ours ([`crate::exec`]), and listeners of any program.
+//! Takes over state that this program has inherited through `exec`: connections, if the program
+//! before it had the library ([`crate::exec`]), and listeners of any program.
 
 use crate::table::{self, Desc, Kind};
 use crate::values;
@@ -16,14 +16,15 @@ mod descriptors;
 pub use descriptors::any_of_concern;
 use descriptors::{each_descriptor, few_descriptors, FEW};
 
-/// Arenas that one program can inherit.
+/// The most arenas that a program can inherit.
 const ARENAS: usize = 64;
 
-/// At start, with a monitor: take over what is there. `successor`: the program before
-/// this one has left something.
+/// Called at the start, when there is a monitor: takes over everything inherited. `successor`: the
+/// former program has left state.
 #[link_section = ".text.fsocket_start"]
 pub fn take_over(successor: bool) {
-    // Most programs have inherited nothing but files: that is seen here, without the code for all else.
+    // Most programs have inherited only files. This check is separate, so that they do not load
+    // the rest of the code.
     let is_file = |fd: &i32| sys::getsockname(*fd, &mut [0u8; 28]).is_err() && !is_epoll(*fd);
     let all_files = |numbers: u32| (0..FEW).filter(|fd| numbers & 1 << fd != 0).all(|fd| is_file(&fd));
     if successor || !few_descriptors().is_some_and(all_files) {
@@ -72,7 +73,8 @@ fn take_over_all(successor: bool) {
             }
         });
     }
-    // An instance that was made before knows nothing of our queues.
+    // An epoll instance that was made before this program started does not know the library's
+    // queues. So listeners then stay with the kernel.
     let worked = listens && !unhooked_epoll && take_listeners(!successor);
     if listens && unhooked_epoll {
         each_descriptor(|fd| {
@@ -84,7 +86,7 @@ fn take_over_all(successor: bool) {
     if !successor {
         return;
     }
-    // Descriptors that were closed on the way here.
+    // Closes connections whose descriptors were closed during `exec`.
     for s in conns().filter(|s| descs().all(|d| !core::ptr::eq(d.sock(), *s))) {
         if let Some(d) = attach(s, libc::AF_INET as u32) {
             d.forget_refs();
@@ -94,18 +96,19 @@ fn take_over_all(successor: bool) {
     }
     let _ = ctl::request(request::Settled {}, None);
     if worked {
-        // In its place, so that connections keep their order.
+        // After this, the monitor hands over the connections in their old order.
         listen::join_all();
     }
     for fd in 0..=table::STDIO {
-        if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
+        if let Some(d) = table::lookup(fd).filter(|d| table::is_stdio(fd) && d.is_conn()) {
             path::materialize_one(d, Reason::Option);
         }
     }
 }
 
-/// This program accepts from the kernel's queue, so new connections go there, whichever other process
-/// holds the listener: one that does not accept would keep them from us.
+/// Makes new connections of this listener go to the kernel's queue, from which this program
+/// accepts, whichever other process holds the listener. In shared memory a holder that does not
+/// accept would keep them waiting.
 fn leave_listener(fd: i32) {
     let shown = request::Listen { held_elsewhere: false };
     let Ok((answer::Listen { listener, .. }, _)) = ctl::request(shown, Some(fd)) else { return };
@@ -113,8 +116,8 @@ fn leave_listener(fd: i32) {
     let _ = ctl::request(request::Unlisten { listener, for_all: false }, None);
 }
 
-/// `elsewhere`: of a program without the library, which may keep them. True: the program before this one was
-/// a worker of one of them.
+/// `elsewhere`: the listener comes from a program without the library, which may still have it.
+/// True: the program before this one was a worker of a listener.
 fn take_listeners(elsewhere: bool) -> bool {
     let mut worked = false;
     each_descriptor(|fd| {
@@ -129,7 +132,7 @@ fn descs() -> impl Iterator<Item = &'static Desc> {
     (0..table::DESCS.len()).filter_map(|i| table::DESCS.get(i)).filter(|d| d.is_conn())
 }
 
-/// The `i`-th inherited arena, mapped for good.
+/// Maps the `i`-th inherited arena, for the life of the process.
 fn arena(i: usize) -> Option<*mut u8> {
     let (_, fd) = ctl::request(request::InheritedArena { index: i as u64 }, None).ok()?;
     let fd = fd?;
@@ -139,20 +142,22 @@ fn arena(i: usize) -> Option<*mut u8> {
     let _ = sys::close(fd);
     let base = base.ok()?;
     if !noted {
-        // SAFETY: just mapped, nobody knows it.
+        // SAFETY: the memory was just mapped with this size, and no other code knows the address.
         let _ = unsafe { sys::munmap(base, ARENA_SIZE) };
         return None;
     }
-    // SAFETY: at least a Header is mapped; a plain field read once.
+    // SAFETY: the mapping is larger than a Header, whose plain field is read once.
     (unsafe { (*(base as *const Header)).magic } == MAGIC).then_some(base)
 }
 
 /// The sockets of an arena that were ever used.
 fn socks(base: &*mut u8) -> impl Iterator<Item = &'static Sock> {
     let base = *base;
-    // SAFETY: an arena, mapped for good by `arena`.
+    // SAFETY: `arena` has mapped the memory for the life of the process, and it begins with a
+    // Header.
     let high = unsafe { &*(base as *const Header) }.high_water.load(Ordering::Acquire) as usize;
-    // SAFETY: below SOCKS, so inside the mapping.
+    // SAFETY: the index is below SOCKS, so the entry is inside the mapping, which is never
+    // removed.
     (0..high.min(SOCKS)).map(move |i| unsafe { &*(base.add(SOCK_OFF) as *const Sock).add(i) })
 }
 
@@ -160,7 +165,7 @@ fn is_mine(s: &Sock) -> bool {
     s.is_open() && s.is_held_by(process::nonce())
 }
 
-/// `fd` is the placeholder of a connection.
+/// Enters `fd`, the placeholder of a connection, into the tables.
 fn conn(fd: i32, family: u32, s: &'static Sock) {
     let known = descs().find(|d| core::ptr::eq(d.sock(), s));
     let d = match known {
@@ -178,7 +183,7 @@ fn conn(fd: i32, family: u32, s: &'static Sock) {
     }
 }
 
-/// A description for a connection that lives in memory we have not mapped yet.
+/// Makes a description for a connection, and maps its channel if necessary.
 fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
     let Place { channel: id, slot, side } = s.place();
     if slot >= SLOTS || !matches!(side, CLIENT | SERVER) {
@@ -189,8 +194,8 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
         let fd = fd?;
         let c = chan::map(id, a.listener, side, fd);
         let _ = sys::close(fd);
-        // Its slots are for others to give out; a worker's becomes whole again
-        // when the monitor hands it over.
+        // Other processes use this channel for new connections. If this process is a worker, the
+        // channel is used again when the monitor hands it over.
         c.inspect(|c| c.retired.store(true, Ordering::Relaxed))
     })?;
     let rings = c.rings(slot).ok()?;
@@ -199,7 +204,8 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
     d.placeholder().set_family(family);
     d.placeholder().mark_changed();
     let (tx, rx) = (rings.get(side), rings.get(1 - side));
-    // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
+    // SAFETY: channel and arena stay mapped while the description uses them, and the rings have
+    // RING_CAP bytes.
     unsafe { d.attach(s, c.slot(slot), side, tx, rx) };
     d.conn().set_place(c.index(), slot);
     c.set_desc(slot, Some(d));
@@ -208,8 +214,8 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// A socket that the program before has bound, for us to listen on (uvicorn and hypercorn give
-/// it to their workers so).
+/// Enters a socket that the former program has bound, and on which this program will listen.
+/// (uvicorn and hypercorn give sockets to their workers this way.)
 fn bound(fd: i32, family: u32) -> Option<&'static Desc> {
     let mut peer = [0u8; 28];
     let bound = inspect::bound_address(fd).is_some_and(|a| a.port != 0);
@@ -221,7 +227,7 @@ fn bound(fd: i32, family: u32) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// A descriptor that has come from another process.
+/// Enters a descriptor that has come from another process.
 pub fn received(fd: i32) {
     match what(fd) {
         What::Listener(family) => drop(listener(fd, family, true)),
@@ -239,8 +245,7 @@ fn may_listen(d: &Desc) -> bool {
     matches!(d.kind(), Kind::Bound | Kind::Listener | Kind::KernelListener)
 }
 
-/// A new description of a socket that is bound; None: it is another number of a known one, or
-/// cannot be had.
+/// Makes a description of a bound socket. None: the socket has one already, or there is no memory.
 fn described(fd: i32, family: u32) -> Option<&'static Desc> {
     let cookie = crate::successor::cookie;
     let is_same = |d: &&Desc| may_listen(d) && table::fd_of(d).is_some_and(|n| cookie(n) == cookie(fd));
@@ -261,8 +266,8 @@ fn described(fd: i32, family: u32) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// An inherited listener is published as if this program had called `listen`.
-/// True: the program before it was a worker.
+/// Publishes an inherited listener as if this program had called `listen`. True: the program
+/// before this one was a worker of the listener.
 fn listener(fd: i32, family: u32, elsewhere: bool) -> bool {
     let Some(d) = described(fd, family) else { return false };
     d.listening().set_held_elsewhere(elsewhere);
@@ -272,7 +277,7 @@ fn listener(fd: i32, family: u32, elsewhere: bool) -> bool {
     worked
 }
 
-/// The same where nothing but zones is wanted, or there is no monitor.
+/// Takes over zones only, because shared memory is switched off or there is no monitor.
 #[link_section = ".text.fsocket_start"]
 pub fn take_zones() {
     let mut unhooked_epoll = false;
@@ -319,7 +324,7 @@ fn what(fd: i32) -> What {
     }
 }
 
-/// Only an epoll instance says of a descriptor that it does not contain it.
+/// `epoll_ctl` returns ENOENT only for an epoll instance (that does not contain the descriptor).
 fn is_epoll(fd: i32) -> bool {
     sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, ctl::fd(), None) == Err(sys::Errno::ENOENT)
 }

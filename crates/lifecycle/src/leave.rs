@@ -1,4 +1,5 @@
-//! A program below whose calls we cannot see: what it has becomes the kernel's.
+//! Moves one descriptor, or everything of the program, to the kernel. Needed when the kernel uses
+//! descriptors in ways that the hooks cannot see.
 
 use crate::table::{self, Desc, Kind, DESCS};
 use crate::unhooked::registration;
@@ -6,13 +7,13 @@ use crate::{epoll, exec, opts, path, process, socks, stats, upgrade, zone};
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
-/// The kernel is about to use `fd` below us.
+/// Moves `fd` to the kernel, which is about to use it below the hooks.
 pub fn used_below(fd: i32, why: Reason) {
     let Some(d) = table::lookup(fd) else { return };
     match d.kind() {
         Kind::Shm => {
             path::materialize_one(d, why);
-            // Nor does it come back.
+            // From now on the connection must also not return to shared memory.
             table::lookup(fd).filter(|d| d.kind() == Kind::Kernel).into_iter().for_each(upgrade::give_up);
         }
         Kind::Listener | Kind::KernelListener => leave_listener(d, why),
@@ -21,7 +22,8 @@ pub fn used_below(fd: i32, why: Reason) {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
-        // The kernel's instance does not watch connections over shared memory.
+        // The kernel's instance does not report connections over shared memory, so all of them
+        // move.
         Kind::Epoll if epoll::has_items(d) => everything(why),
         Kind::Epoll => table::forget(d),
         _ => {}
@@ -37,13 +39,13 @@ fn leave_listener(d: &'static Desc, why: Reason) {
     }
 }
 
-/// The program may pass any descriptor to the kernel from here on: everything moves there.
+/// Moves everything to the kernel, because the program may pass any descriptor to it from now on.
 pub fn everything(why: Reason) {
     upgrade::give_up_all();
     if process::nonce() == 0 {
         return;
     }
-    // Counters need a place, also in a program that has not used us yet.
+    // The counters need an arena, even in a program that has not used the library yet.
     let _ = socks::arena();
     stats::fall_back(why);
     process::disable();
@@ -53,7 +55,8 @@ pub fn everything(why: Reason) {
     exec::hand_over_all();
 }
 
-/// Everything goes to the kernel, and is watched there as it was.
+/// Moves all connections to the kernel, and registers them again in the instances that watched
+/// them.
 pub fn to_instances(instances: &[i32]) {
     path::give_up_all();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn()) {
@@ -69,7 +72,8 @@ pub fn to_instances(instances: &[i32]) {
             }
         });
         if path::materialize(&[Some(d)]) {
-            // Another socket under the same number is not registered.
+            // The connection has another socket now, which is not registered under the same
+            // number.
             for (ep, fd, ev) in watched.iter().flatten() {
                 let _ = sys::epoll_ctl(*ep, libc::EPOLL_CTL_ADD, *fd, Some(ev));
             }

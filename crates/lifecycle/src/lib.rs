@@ -1,10 +1,9 @@
-//! The process changes: start, fork, exec, what is inherited, credentials, filters, io_uring; and what the monitor
-//! says.
+//! Changes in the life of the process: start, fork, exec, inheritance, credentials, filters,
+//! io_uring. Also handles the monitor's messages.
 //!
-//! This code runs inside other people's programs: before constructors, in
-//! signal handlers, between fork and exec, inside allocators. So: no standard
-//! library, no allocation (memory comes from anonymous mappings), no panic by
-//! design, no lock on the data path.
+//! The code runs inside programs of others: before constructors, in signal handlers, between fork
+//! and exec, inside allocators. So it uses no standard library and no allocator (memory comes from
+//! anonymous mappings), does not panic, and takes no lock on the data path.
 #![no_std]
 
 pub mod again;
@@ -39,6 +38,6 @@ use fsocket_runtime::{
     cow, faults, inspect, lent, lock, mailbox, making, memory_fd, musl, probe, process, registry, rights, room, sealed,
     signals, stats, successor, user, Outcome,
 };
-use fsocket_shm::{asleep, cancel, chan, conn, peers, stage, values, waker};
+use fsocket_shm::{asleep, cancel, chan, conn, peers, values, waker};
 
 use fsocket_zones as zone;

@@ -1,11 +1,14 @@
-//! What each part of the library does at a turn of the process's life: one table for each.
+//! Tables of the steps that each part of the library takes at an event in the life of the process
+//! (fork, dup2, end). The entries are in the order of the layers, so a part finds the parts below
+//! it ready.
 
 use crate::{
     arena, asleep, cancel, chan, ctl, epoll, exec, identity, lent, making, operator, opts, peers, pidfd_transfer, pool,
     process, route, table, unhooked, upgrade, uring, waker, zone,
 };
 
-/// A descriptor of ours got another number. The first that has it answers true.
+/// Called when a descriptor of the library gets another number. The part that has the descriptor
+/// returns true.
 const RENUMBERED: [fn(i32, i32) -> bool; 10] = [
     ctl::renumbered,
     arena::renumbered,
@@ -19,7 +22,8 @@ const RENUMBERED: [fn(i32, i32) -> bool; 10] = [
     identity::renumbered,
 ];
 
-/// The application wants number `fd` for itself (dup2) and we use it: move.
+/// Moves the library's descriptor `fd` to another number, because the program wants this number
+/// (dup2).
 pub fn make_way(fd: i32) {
     let Some(new) = process::duplicate_own(fd) else { return };
     if RENUMBERED.iter().any(|renumbered| renumbered(fd, new)) {
@@ -29,7 +33,8 @@ pub fn make_way(fd: i32) {
     }
 }
 
-/// Locks that a fork must find free: taken before it, and given back on both sides.
+/// Locks that must be free in a forked child. They are taken before the fork, and released in both
+/// processes.
 pub const LOCKS: [ForkLock; 3] = [
     ForkLock { take: ctl::lock_for_fork, give_back: ctl::unlock_after_fork },
     ForkLock { take: arena::lock_for_fork, give_back: arena::unlock_after_fork },
@@ -38,16 +43,16 @@ pub const LOCKS: [ForkLock; 3] = [
 
 /// See [`LOCKS`].
 pub struct ForkLock {
-    /// False: the calling thread has it already.
+    /// Takes the lock. False: the calling thread already has it.
     pub take: fn() -> bool,
     pub give_back: fn(),
 }
 
-/// In a forked child that has a new identity, before it talks to the monitor.
+/// Steps in a forked child that has a new identity, before it talks to the monitor.
 pub const CHILD_BEFORE: [fn(); 5] =
     [arena::become_child, exec::become_child, uring::become_child, cancel::become_child, peers::become_child];
 
-/// After that, from the bottom to the top.
+/// Steps in the child after that, from the lowest layer to the highest.
 pub const CHILD_AFTER: [fn(); 14] = [
     identity::become_child,
     route::reset_after_fork,
@@ -65,7 +70,8 @@ pub const CHILD_AFTER: [fn(); 14] = [
     asleep::become_child,
 ];
 
-/// In a process that has nothing of ours left, before it forks: what a child would have to give back.
+/// Steps before a fork in a process where the library has no state left: releases what a child
+/// would have to release.
 pub const AT_REST: [fn(); 4] = [peers::become_child, waker::become_child, identity::become_child, drop_placeholders];
 
 fn drop_placeholders() {

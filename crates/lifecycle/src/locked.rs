@@ -1,14 +1,14 @@
-//! The program locks its memory (`mlockall`). Channels, arena and tables are larger than what is used of them: locked,
-//! all of it would be memory, and count for RLIMIT_MEMLOCK.
+//! The program locks its memory (`mlockall`). Channels, arena and tables are larger than their
+//! used parts. Locked, they would take memory in full, and count for RLIMIT_MEMLOCK (ADR 68).
 
 use crate::{channels, exec, limit, listen, path, pool, process, registry, room, socks, space, stats, table, upgrade};
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
-/// `lock` is `mlockall` with these flags. A process in which the library has begun uses the kernel from before the call
-/// on: its connections change their path, its mappings go, and its tables become no longer than they are. In one in which
-/// it has not, only MCL_FUTURE matters.
-/// `alone`: there is no second thread.
+/// Runs `lock`, which is `mlockall` with these flags. If the library has started, the process
+/// first changes to the kernel: its connections move, its mappings are removed, and its tables
+/// stop growing. If the library has not started, only MCL_FUTURE matters. `alone`: there is no
+/// second thread.
 pub fn locking(flags: i32, alone: bool, lock: impl FnOnce() -> i32) -> i32 {
     if process::nonce() != 0 && flags & (libc::MCL_CURRENT | libc::MCL_FUTURE) != 0 {
         let _errno = sys::errno::Saved::errno();
@@ -19,7 +19,7 @@ pub fn locking(flags: i32, alone: bool, lock: impl FnOnce() -> i32) -> i32 {
         let _errno = sys::errno::Saved::errno();
         room::note_locks(flags & libc::MCL_FUTURE != 0);
         if process::nonce() != 0 {
-            // (For threads that come late: it is empty.)
+            // Threads that are late may still reach that memory, which is empty.
             space::munlock_waiting();
             registry::munlock();
         }
@@ -27,7 +27,7 @@ pub fn locking(flags: i32, alone: bool, lock: impl FnOnce() -> i32) -> i32 {
     r
 }
 
-/// `munlockall` has succeeded: what begins from now on may use shared memory.
+/// Called after `munlockall`: later connections may use shared memory.
 pub fn unlocked() {
     room::note_locks(false);
 }
@@ -41,7 +41,7 @@ fn leave(alone: bool) {
     upgrade::give_up_all();
     exec::hand_over_all();
     pool::drain();
-    // A connection whose other side does not answer stays where it is, and is locked with the rest.
+    // A connection whose other side does not answer cannot move, and its memory is locked, too.
     if !table::all().any(|d| d.is_conn()) {
         channels::forget_all();
         socks::forget();
@@ -51,7 +51,7 @@ fn leave(alone: bool) {
         registry::forget();
     }
     limit::trim_all();
-    // (Behind what begins the counters again.)
+    // Counted after the step that restarts the counters.
     if was_enabled {
         stats::fall_back(Reason::Disabled);
     }

@@ -1,10 +1,10 @@
-//! Descriptors that go to another process: in a message (SCM_RIGHTS), or taken by `pidfd_getfd`.
+//! Descriptors that go to another process: in a message (SCM_RIGHTS), or taken with `pidfd_getfd`.
 //!
-//! The sender cannot know which process receives them, or whether it has the library. So a kernel socket
-//! travels, which every process can use, and the process that receives it brings it
-//! back to shared memory: a listener by showing it to the monitor, as one that it has inherited
-//! ([`crate::inherit`]), a connection by the way of all that begin in the kernel ([`crate::upgrade`]), as soon as it
-//! has it alone. See ADR 52.
+//! The sender cannot know which process receives a descriptor, or whether that process has the
+//! library. So a kernel socket travels, which every process can use. The receiver returns it to
+//! shared memory. It shows a listener to the monitor, like an inherited one ([`crate::inherit`]).
+//! A connection moves like all connections that begin in the kernel ([`crate::upgrade`]), as soon
+//! as only the receiver has it. See ADR 52.
 
 use crate::chan;
 use crate::table::{self, Desc, Kind};
@@ -14,8 +14,8 @@ use fsocket_abi::arena::Reason;
 use fsocket_proto::values::{Passing, Unpublishing};
 use fsocket_sys::{Errno, Result};
 
-/// `fd` goes to another process: what goes with it must be the real thing. False: it is not, the connection stays
-/// in shared memory.
+/// Prepares `fd` for another process: its connection must use the kernel socket. False: it could
+/// not move, and stays in shared memory.
 pub fn passed(fd: i32) -> bool {
     let Some(d) = table::lookup(fd) else { return true };
     d.placeholder().mark_changed();
@@ -32,8 +32,9 @@ pub fn passed(fd: i32) -> bool {
     true
 }
 
-/// A program that passes one connection that it has accepted will pass more: from here on that listener's come over
-/// the kernel, and go over to shared memory where they are served.
+/// Moves a connection that is passed on. A program that passes one accepted connection will pass
+/// more. So from now on the connections of this listener begin in the kernel, and move to shared
+/// memory in the process that serves them.
 fn share_connection(fd: i32, d: &'static Desc) -> bool {
     let is_watched = d.has_items();
     let shared = d.sock().is_shared();
@@ -42,9 +43,9 @@ fn share_connection(fd: i32, d: &'static Desc) -> bool {
             listen::unpublish_id(c.listener.load(Ordering::Relaxed), Unpublishing::ForGood);
         }
     }
-    // Its client may go over again, to where it is served.
+    // The client's end may move again, to the process that serves the connection.
     d.path().set_comes_back(true);
-    // (An instance that watches it in the kernel would not know it under a description of ours.)
+    // Kernel instances that watch the number would not recognize the socket after another move.
     let is_kernels = path::materialize_one(d, Reason::Option);
     if is_kernels && !is_watched {
         upgrade::sent(fd);
@@ -55,7 +56,7 @@ fn share_connection(fd: i32, d: &'static Desc) -> bool {
     is_kernels
 }
 
-/// It may become a listener, by this process or by another one.
+/// Prepares an unconnected socket, which this or another process may turn into a listener.
 fn share_unused(d: &'static Desc) {
     if d.has_items() {
         epoll::leave_to_kernel(d);
@@ -65,20 +66,19 @@ fn share_unused(d: &'static Desc) {
     listen::keep_for_fork_group(d);
 }
 
-/// Descriptors that a message passes to another process: what goes with them is the
-/// kernel socket alone.
+/// Prepares the descriptors in a message for another process, so that only kernel sockets travel.
 ///
 /// # Errors
-/// ETOOMANYREFS: the path of a connection could not be switched (ADR 8), and the receiver would get an
-/// unconnected socket. The message must not be sent. The kernel fails like this where too many descriptors are on
-/// their way: a program keeps the descriptor, and may try later.
+/// ETOOMANYREFS: a connection could not move to the kernel (ADR 8), so the receiver would get an
+/// unconnected socket. The caller must not send the message. The kernel returns the same error if
+/// too many descriptors are in flight: the program keeps the descriptor, and may try later.
 ///
 /// # Safety
-/// `m` is null or a message.
+/// `m` is null, or a valid message.
 pub unsafe fn passing(m: *const libc::msghdr) -> Result<()> {
     let mut all = true;
-    // SAFETY: `m` is null, or a message: the hook has looked at it, the kernel has filled it, or the program submits
-    // it.
+    // SAFETY: `m` is null or a valid message. The hook has checked it, or the kernel has filled
+    // it, or the program submits it to the kernel.
     unsafe { each_descriptor(m, |fd| all &= passed(fd)) };
     if all {
         Ok(())
@@ -87,25 +87,26 @@ pub unsafe fn passing(m: *const libc::msghdr) -> Result<()> {
     }
 }
 
-/// The message was not sent.
+/// Called if the message was not sent.
 ///
 /// # Safety
-/// As [`passing`].
+/// As for [`passing`].
 pub unsafe fn kept(m: *const libc::msghdr) {
     let kept = |fd| {
         if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Kernel) {
             upgrade::tell(d, Passing::NotSent);
         }
     };
-    // SAFETY: `m` is null, or a message: the hook has looked at it, the kernel has filled it, or the program submits
-    // it.
+    // SAFETY: `m` is null or a valid message. The hook has checked it, or the kernel has filled
+    // it, or the program submits it to the kernel.
     unsafe { each_descriptor(m, kept) }
 }
 
-/// Descriptors that a message has brought; `peeked`: and will bring again.
+/// Called when a message has brought descriptors. `peeked`: the message stays in the queue, and
+/// will bring them again.
 ///
 /// # Safety
-/// `m` is null or a message, as the kernel has filled it.
+/// `m` is null, or a message that the kernel has filled.
 pub unsafe fn arriving(m: *const libc::msghdr, peeked: bool) {
     let arrived = |fd| {
         arrived(fd);
@@ -113,41 +114,43 @@ pub unsafe fn arriving(m: *const libc::msghdr, peeked: bool) {
             upgrade::give_up(d);
         }
     };
-    // SAFETY: `m` is null, or a message: the hook has looked at it, the kernel has filled it, or the program submits
-    // it.
+    // SAFETY: `m` is null or a valid message. The hook has checked it, or the kernel has filled
+    // it, or the program submits it to the kernel.
     unsafe { each_descriptor(m, arrived) }
 }
 
-/// `fd` comes from another process.
+/// Called when `fd` has come from another process.
 pub fn arrived(fd: i32) {
-    // If that number is known it was closed below us.
+    // If the library knows the number, the program has closed it below the hooks.
     close::overwritten(fd);
     pool::kernel_allocated(fd);
     inherit::received(fd);
 }
 
 /// # Safety
-/// `m` is null or a message.
+/// `m` is null, or a valid message.
 unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
-    // SAFETY: null, or a header: the hook has looked at it, the kernel has filled it, or the program submits it.
+    // SAFETY: `m` is null or a valid header. The hook has checked it, or the kernel has filled it,
+    // or the program submits it to the kernel.
     let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let (control, len) = (m.msg_control as *const u8, musl::length(m.msg_controllen));
     if len > i32::MAX as usize {
-        return; // the kernel refuses it, and the sums below do not overflow
+        return; // the kernel refuses such a length; below it, the sums do not overflow
     }
     let mut at = 0;
     while at + HEADER <= len {
-        // SAFETY: `control` has `len` bytes, and a header begins at `at` and ends within them.
+        // SAFETY: `control` has `len` bytes, and the header at `at` ends within them (the loop's
+        // condition).
         let h = unsafe { control.add(at).cast::<libc::cmsghdr>().read_unaligned() };
         let size = musl::length(h.cmsg_len);
         if !(HEADER..=len - at).contains(&size) {
-            // The kernel refuses it.
+            // The kernel refuses such a message.
             return;
         }
         if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
             for i in (HEADER..size - size % size_of::<i32>()).step_by(size_of::<i32>()) {
-                // SAFETY: four bytes at `at + i`, before `at + size`, which is `len` at most.
+                // SAFETY: the four bytes end before `at + size`, which is at most `len`.
                 f(unsafe { control.add(at + i).cast::<i32>().read_unaligned() });
             }
         }
@@ -155,8 +158,9 @@ unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
     }
 }
 
-/// The program ends. Where no other process with the library accepts on a listener that others hold, what waits
-/// for it goes into the kernel's queue, for them.
+/// Called when the program ends. If no other process with the library accepts on a shared
+/// listener, its waiting connections move to the kernel's queue, for the processes that still hold
+/// the listener.
 #[link_section = ".text.fsocket_start"]
 pub fn at_exit() {
     if listen::any() {

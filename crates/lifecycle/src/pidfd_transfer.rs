@@ -1,10 +1,12 @@
-//! `pidfd_getfd`: a process takes a descriptor of another one, which is not asked.
+//! `pidfd_getfd`: a process (the *taker*) takes a descriptor of another process (the *holder*).
+//! The kernel does not ask the holder.
 //!
-//! Of a connection over shared memory it would get the placeholder. So the library of
-//! the taker asks the monitor, and that the holder, to make it the kernel's; the holder does so
-//! when it next waits or asks for readiness (the monitor wakes who sleeps), and the taker takes
-//! again until it has the real one. A taker without the library gets the placeholder, as does
-//! one whose holder does neither in `PATIENCE_NS`; docs/limits.md says so.
+//! For a connection over shared memory the taker would get the placeholder. So the taker's library
+//! asks the monitor, and the monitor asks the holder, to move the connection to the kernel. The
+//! holder does so when it next waits or asks for readiness (the monitor wakes a sleeping holder).
+//! The taker tries again until it has the connected socket. A taker without the library gets the
+//! placeholder, and so does a taker whose holder does not answer within `PATIENCE_NS`
+//! (docs/limits.md).
 
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
@@ -14,22 +16,22 @@ use fsocket_abi::arena::Reason;
 use fsocket_proto::{answer, request};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// How long the taker waits for the holder, and how often it looks, nanoseconds.
+/// How long the taker waits for the holder, and how often it tries, in nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
 const LOOK_NS: u64 = 1_000_000;
-/// Looks after which the holder is asked again: it may have been on its way to sleep.
+/// After this many attempts the taker asks again, because the holder may have been about to sleep.
 const AGAIN: u32 = 50;
-/// Requests that wait for the holder to look.
+/// The most requests that wait until the holder can answer.
 const REQUESTS: usize = 64;
 
 const SYS_PIDFD_GETFD: i64 = 438;
 
 fn get(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
-    // SAFETY: numbers only.
+    // SAFETY: the call takes numbers only.
     unsafe { sys::raw(SYS_PIDFD_GETFD, [pidfd as usize, target as usize, flags as usize, 0, 0, 0]) }.map(|fd| fd as i32)
 }
 
-/// The call. Errors: the kernel's.
+/// Takes the descriptor. Errors are those of the kernel.
 pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     let mut fd = get(pidfd, target, flags)?;
     if !is_tcp(fd) {
@@ -38,7 +40,8 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     }
     let pid = crate::unhooked::pid_of(pidfd);
     if pid == Some(sys::getpid()) {
-        // As `dup`, or what looked like a free number of the program's was ours.
+        // As for `dup`: the program regards this number as free, because the descriptor belongs to
+        // the library.
         if process::owns(target) || pool::holds(target) {
             let _ = sys::close(fd);
             return Err(Errno::EBADF);
@@ -51,7 +54,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     let deadline = sys::now_ns().saturating_add(PATIENCE_NS);
     let mut asking = Asking::default();
     let mut looks = 0;
-    // A listener, too: new connections are to come where the taker finds them.
+    // Also for listeners, because their new connections must arrive where the taker finds them.
     while (is_listening(fd) || !inspect::is_connected(fd)) && (looks % AGAIN != 0 || asking.ask(named, pidfd, fd)) {
         let done = asking.is_done();
         if !done && sys::now_ns() >= deadline {
@@ -71,19 +74,20 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     Ok(fd)
 }
 
-/// Numbers of what this process takes; 0: none.
+/// Numbers of requests of this process; 0: free.
 static TAKES: [AtomicU64; TAKERS] = [const { AtomicU64::new(0) }; TAKERS];
-/// The holder has looked.
+/// Replaces the number when the holder has answered.
 const DONE: u64 = u64::MAX;
-/// Threads that take something at once.
+/// The most threads that can take descriptors at the same time.
 const TAKERS: usize = 16;
 
-/// What one thread takes.
+/// The request of one thread.
 #[derive(Default)]
 struct Asking(Option<&'static AtomicU64>);
 
 impl Asking {
-    /// Names the process to the monitor, and shows it what this one has got from there. False: it does not help.
+    /// Names the holder to the monitor, and shows the socket that was taken from there. False:
+    /// another attempt does not help.
     fn ask(&mut self, named: request::Transfer, pidfd: i32, got: i32) -> bool {
         ctl::wanted();
         let show = |number| {
@@ -91,7 +95,7 @@ impl Asking {
             ctl::request(shown, Some(got)).map(drop)
         };
         if let Some(place) = self.0 {
-            // (ENOENT: it has been answered, or there is another monitor.)
+            // ENOENT: the request was answered, or there is another monitor.
             return match show(place.load(Ordering::Acquire)) {
                 Err(Errno::ENOENT) => self.is_done(),
                 r => r.is_ok(),
@@ -126,30 +130,32 @@ fn is_listening(fd: i32) -> bool {
     inspect::int_option(fd, libc::SO_ACCEPTCONN) == Some(1)
 }
 
-/// A descriptor of this process that is taken: its number, the socket that the taker has got (SO_COOKIE), and which
-/// request that is.
+/// A descriptor of this process that another one takes: its number, the SO_COOKIE of the socket
+/// that the taker has got, and the number of the request.
 type Asked = (i32, u64, u64);
 static ASKED: Mailbox<Asked, REQUESTS> = Mailbox::new();
 
-/// Somebody takes a descriptor of this process. Done when nothing is locked.
+/// Another process takes a descriptor of this one. Notes that, to be answered where the thread
+/// holds no lock.
 pub fn asked(m: answer::Transfer) {
-    // The taker asks again.
+    // If there is no room, the taker asks again.
     let _ = ASKED.note((m.descriptor as i32, m.cookie, m.number));
     ctl::defer();
 }
 
-/// The holder of one that we take has looked.
+/// The holder has answered a request of this process.
 pub fn done(number: u64) {
     let is =
         |t: &&AtomicU64| number != 0 && t.compare_exchange(number, DONE, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let _ = TAKES.iter().find(is);
 }
 
-/// Where nothing is locked.
+/// Answers the noted requests. Called where the thread holds no lock.
 #[inline]
 pub fn answer() {
     ASKED.answer(|(fd, cookie, number)| {
-        // (The taker has shown that it may take it. What is not the same socket was never in its hands.)
+        // The taker has proved its right to this socket. If another socket has the number now,
+        // the taker has not got that one.
         if successor::cookie(fd) == Some(cookie) {
             let _held = Held::all();
             passing::passed(fd);
@@ -158,7 +164,7 @@ pub fn answer() {
     });
 }
 
-/// In a forked child: what was asked was the parent.
+/// In a forked child: the requests were for the parent.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ASKED.become_child(drop);

@@ -1,17 +1,18 @@
-//! Before a system-call filter: afterwards the library may make no call that
-//! the program would not make itself, so everything becomes the kernel's.
+//! Moves everything to the kernel before a filter of system calls. Afterwards the library may make
+//! only the system calls that the program itself makes.
 
 use crate::table::{self, DESCS};
 use crate::{ctl, epoll, exec, listen, path, pool, process, sealed};
 
-/// The program asks the kernel to filter its system calls from now on. What it
-/// allows we do not know; it was not written with us in mind.
+/// Called before the program asks the kernel to filter its system calls. The library does not know
+/// what the filter allows, and the filter's author did not consider the library.
 pub fn enter() {
     if process::nonce() == 0 || !sealed::seal() {
         return;
     }
     process::disable();
-    // This process's share: processes of the fork group that hold the listener go on.
+    // Gives up only this process's part: other processes of the fork group that hold the listener
+    // continue.
     if listen::any() {
         path::give_up_all();
     }
@@ -25,8 +26,8 @@ pub fn enter() {
     }
     pool::drain();
     crate::credentials::forget_memory();
-    // The socket stays open, so that the monitor knows us alive, but what it
-    // says is not read any more.
+    // The control socket stays open, so that the monitor counts this process as alive. But the
+    // process reads no messages any more.
     ctl::detach();
     sealed::let_filter();
 }

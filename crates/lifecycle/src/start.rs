@@ -1,4 +1,5 @@
-//! The start of the library in a program.
+//! Starts the library in a program: reads the settings, contacts the monitor, and takes over
+//! inherited state. Afterwards the monitor knows the process, or the process uses the kernel.
 
 use crate::{ctl, dispatch, inherit, process, room, stats, successor, upgrade, zone};
 use core::sync::atomic::AtomicU8;
@@ -8,30 +9,32 @@ use fsocket_sys as sys;
 /// Settings from the environment.
 pub struct Config<'a> {
     pub socket: Option<&'a [u8]>,
-    /// No shared memory.
+    /// Do not use shared memory.
     pub disabled: bool,
-    /// No zones.
+    /// Do not use zones.
     pub no_zones: bool,
-    /// No stealing.
+    /// Do not steal connections from other workers.
     pub no_balance: bool,
-    /// Unix sockets stay the kernel's.
+    /// Unix sockets stay with the kernel.
     pub no_unix: bool,
     pub pin: zone::Pin,
-    /// Calls on a kernel connection before it may go over; 0: never.
+    /// Number of calls on a kernel connection before it may move to shared memory; 0: never.
     pub upgrade: Option<u32>,
-    /// FASTSOCKET_PATIENCE, milliseconds.
+    /// FASTSOCKET_PATIENCE, in milliseconds.
     pub patience: Option<u32>,
     pub rseq_offset: Option<isize>,
-    /// glibc's `__libc_single_threaded`, of 2.32 and later: not 0 while no second thread was ever made.
+    /// `__libc_single_threaded` of glibc (2.32 and later), which is not 0 until a second thread is
+    /// made.
     pub single_threaded: Option<&'static AtomicU8>,
-    /// What the program before this one has left (FASTSOCKET_SUCCESSOR).
+    /// The value of FASTSOCKET_SUCCESSOR: the former program has left state.
     pub successor: Option<&'a [u8]>,
     /// The program was started with sockets.
     pub inherits: bool,
 }
 
-/// Called once: before `main` where the program has inherited sockets, else by its first call that concerns the
-/// library, beside other threads, perhaps, whose calls go to the kernel until then.
+/// Called once: before `main` if the program has inherited sockets, otherwise in its first call
+/// that concerns the library. In the second case other threads may exist; their calls go to the
+/// kernel until the start is complete.
 pub fn init(c: &Config) {
     let successor = c.successor.and_then(successor::of);
     dispatch::connect();

@@ -1,18 +1,19 @@
-//! A thread gets descriptors of its own (`unshare`, `close_range` and `clone` can do that). The library has one table for
-//! all threads, and would take one thread's `close` for another's. Before the call everything becomes kernel TCP.
+//! A thread gets its own descriptor table (by `unshare`, `close_range` or `clone`). The library
+//! has one table for all threads, and would confuse the descriptors. So everything moves to kernel
+//! TCP before the call.
 
 use crate::table::{self, DESCS};
 use crate::{process, sandbox, zone};
 use fsocket_sys as sys;
 
-/// Before the call. The process stays with the kernel for good.
+/// Called before such a call. The process uses the kernel for the rest of its life.
 pub fn begin() {
     if !has_one_thread() {
         begin_beside();
     }
 }
 
-/// The same before the call that makes the thread.
+/// Like [`begin`], called before a call that makes the thread.
 pub fn begin_beside() {
     if process::nonce() == 0 {
         return;
@@ -24,14 +25,15 @@ pub fn begin_beside() {
         if zone::of(d).is_some() {
             zone::closed(d);
         }
-        // (Another thread may be about to use the description: it stays.)
+        // The description stays, because another thread may be about to use it.
         table::remove_fds(d);
     }
 }
 
-/// The descriptors of a process with one thread are its own anyway, also if it was forked from one with more.
+/// Has the process only one thread? (Such a process does not share its descriptor table, even if
+/// it was forked from one with more threads.)
 fn has_one_thread() -> bool {
-    /// Links of the directory, with one for each thread.
+    /// Links of the directory besides those of the threads.
     const OTHERS: u64 = 2;
     process::is_single_threaded() || sys::links(c"/proc/self/task").is_ok_and(|n| n == OTHERS + 1)
 }

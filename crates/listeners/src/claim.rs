@@ -1,4 +1,4 @@
-//! What lies in a listener's SYN queue is taken, or refused.
+//! Takes or refuses connections in a listener's SYN queue.
 
 use crate::chan::{self, Chan};
 use crate::listen::Listener;
@@ -6,25 +6,25 @@ use crate::{ctl, name, registry};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
 
-/// Take one entry of a queue for this process: the address that the client has
-/// connected to, and its port. None: it was nonsense, or another process has it.
+/// Takes one entry of a queue for this process. Returns the address to which the client has
+/// connected, and the client's port. None: the entry was invalid, or another process has taken it.
 pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u16)> {
     let s = c.slot(slot);
-    // A client may queue anything: only a fresh SYN is accepted, and only once.
+    // A client may queue anything. Only a fresh SYN is accepted, and only once.
     if s.state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed).is_err()
         || c.desc(slot).is_some()
     {
         if s.dir[CLIENT].prod.status.load(Ordering::Acquire) & status::CLOSED == 0 {
             c.violated();
-        } // else its client took it back
+        } // otherwise the client has taken the connection back
         return None;
     }
     let bound = l.addr();
     let claimed = name::load(&s.dst);
     let port = s.client_port.load(Ordering::Relaxed);
-    // The client's word decides nothing that access rules depend on: the
-    // address must be ours, the port leased to it, and the client's own address
-    // follows from it.
+    // Access rules of the program must not depend on data that the client wrote. So the
+    // destination must be an address of this listener, and the port must be leased to the client.
+    // The client's own address follows from the destination.
     let dst = if !name::is_any(&bound.ip) {
         bound.ip
     } else if name::is_loopback(&claimed) || ctl::registry().is_some_and(|r| r.has_local(&claimed)) {
@@ -42,7 +42,7 @@ pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u
     Some((dst, port))
 }
 
-/// Refuse a connection that is already in a queue.
+/// Refuses a connection that is already in a queue.
 pub fn refuse(c: &Chan, slot: usize) {
     let dir = &c.slot(slot).dir;
     dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);

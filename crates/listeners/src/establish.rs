@@ -1,4 +1,4 @@
-//! A new connection: what both sides find in its slot and in this process's socket.
+//! Fills in a new connection: its slot, for both sides, and the socket of this process.
 
 use crate::chan::{Chan, Rings};
 use crate::options::{REUSEADDR, V6ONLY};
@@ -12,8 +12,8 @@ use fsocket_abi::sock::{Place, Sock};
 use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
 
-/// The shared part of a new connection, before anybody else can see it.
-/// `sharing`: of [`sharing_of`].
+/// Fills in the shared part of a new connection, before another process can see it. `sharing`
+/// comes from [`sharing_of`].
 pub fn prepare_slot(chan: &Chan, slot: usize, rings: &Rings, dst: &Addr, port: u16, sharing: u8) {
     let s = chan.slot(slot);
     s.state.store(slot_state::FREE, Ordering::Relaxed);
@@ -24,12 +24,13 @@ pub fn prepare_slot(chan: &Chan, slot: usize, rings: &Rings, dst: &Addr, port: u
     s.client_port.store(port, Ordering::Relaxed);
     name::store(&s.dst, &dst.ip);
     for dir in [TO_SERVER, TO_CLIENT] {
-        // SAFETY: the channel stays mapped; nobody else uses the slot yet.
+        // SAFETY: the channel stays mapped, and no other thread or process uses the slot yet.
         init_dir(unsafe { Mapped::new(rings.get(dir)) }, &s.dir[dir]);
     }
 }
 
-/// With which others a client's socket shares its address, by its options.
+/// Whether a client's socket shares its address with other sockets, according to its options: bits
+/// of [`sharing`].
 pub fn sharing_of(d: &Desc, fd: i32) -> u8 {
     let is_on = |i: usize| d.options().value(i) != 0;
     let port = || {
@@ -41,7 +42,7 @@ pub fn sharing_of(d: &Desc, fd: i32) -> u8 {
         | (if kept::any(d) && port() { sharing::PORT } else { 0 })
 }
 
-/// An option of [`sharing`] has changed at a connection's socket.
+/// Records that an option of [`sharing`] has changed on the socket of a connection.
 pub fn share(d: &Desc, what: u8, on: bool) {
     let (bit, changed) = match d.side() {
         CLIENT => (what, 0),
@@ -54,24 +55,25 @@ pub fn share(d: &Desc, what: u8, on: bool) {
     };
 }
 
-/// One end of a new connection.
+/// Properties of one end of a new connection.
 pub struct End<'a> {
     pub chan: &'a Chan,
     pub slot: usize,
     pub rings: Rings,
     pub side: usize,
     pub family: u16,
-    /// Addresses as this side has them; the client's and the server's.
+    /// The client's and the server's address, as this side sees them.
     pub src: [u8; 16],
     pub dst: [u8; 16],
     pub client_port: u16,
     pub server_port: u16,
-    /// The placeholder is connected across network namespaces, and the way back.
+    /// The placeholder is connected to another network namespace, or this is the other end of such
+    /// a connection.
     pub across: bool,
 }
 
 impl<'a> End<'a> {
-    /// Within a network namespace the client's address follows from the server's.
+    /// An end within one network namespace, where the client's address follows from the server's.
     pub fn usual(
         chan: &'a Chan,
         (slot, rings): (usize, Rings),
@@ -94,7 +96,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// Fill in the socket and make the descriptor a connection.
+/// Fills in the socket, and turns the descriptor into a connection.
 pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     let nonblock = FlagSet::NONBLOCK.when(d.unconnected().nonblock());
     sock.flags.begin(nonblock.or(FlagSet::ACROSS.when(e.across)));
@@ -112,7 +114,8 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
         token::reset(h);
     }
     let (tx, rx) = (e.rings.get(e.side), e.rings.get(1 - e.side));
-    // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
+    // SAFETY: channel and arena stay mapped while the description uses them, and the rings have
+    // RING_CAP bytes.
     unsafe { d.attach(sock, e.chan.slot(e.slot), e.side, tx, rx) };
     d.conn().set_place(e.chan.index(), e.slot);
     peers::enter(d);

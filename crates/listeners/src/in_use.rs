@@ -1,5 +1,5 @@
-//! Addresses that connections over shared memory have. The kernel does not know of them, and would give them
-//! away.
+//! Protects the addresses of connections over shared memory. The kernel does not know these
+//! connections, and would give their addresses to other sockets.
 
 use crate::{ctl, inspect, name};
 use core::sync::atomic::Ordering;
@@ -7,12 +7,12 @@ use fsocket_proto::registry::Registry;
 use fsocket_proto::{request, Addr};
 use fsocket_sys::{Errno, Result};
 
-/// A fresh socket of that family is about to be bound.
+/// Called before a fresh socket of this family is bound.
 ///
 /// # Errors
-/// EADDRINUSE, which the kernel would not say.
+/// EADDRINUSE: a connection over shared memory has the address, which the kernel does not know.
 pub fn before_bind(fd: i32, addr: &Addr) -> Result<()> {
-    // (Of a port below 1024 the kernel may say EACCES first.)
+    // For a port below 1024 the kernel may have to return EACCES first.
     if addr.port < 1024 {
         return Ok(());
     }
@@ -21,12 +21,13 @@ pub fn before_bind(fd: i32, addr: &Addr) -> Result<()> {
     })
 }
 
-/// The kernel is about to connect a socket that the program has bound.
+/// Called before the kernel connects a socket that the program has bound.
 ///
 /// # Errors
-/// EADDRNOTAVAIL: there is a connection with both its addresses.
+/// EADDRNOTAVAIL: a connection over shared memory has both addresses.
 pub fn before_connect(fd: i32, dst: &Addr) -> Result<()> {
-    // (Of another version of IP the kernel says EAFNOSUPPORT or ENETUNREACH first.)
+    // For an address of another IP version the kernel must return EAFNOSUPPORT or ENETUNREACH
+    // first.
     let Some(here) = inspect::bound_address(fd).filter(|here| name::same_version(&here.ip, &dst.ip)) else {
         return Ok(());
     };

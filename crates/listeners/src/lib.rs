@@ -1,5 +1,5 @@
-//! This process's listeners and what lies in their SYN queues, where a destination leads, and how a
-//! connection is made in a channel.
+//! This process's listeners and their SYN queues, the routes to destinations, and how a connection
+//! is made in a channel.
 #![no_std]
 
 pub mod claim;

@@ -1,4 +1,4 @@
-//! Listeners: the kernel's, with SYN queues beside it.
+//! Listeners: a socket that listens in the kernel, with SYN queues beside it.
 //!
 //! Long: the state of a listener and its transitions; it wants a type of its own for each state.
 
@@ -21,57 +21,69 @@ use fsocket_sys::{self as sys, Errno};
 mod crowd;
 mod queues;
 
-/// Listeners per process.
+/// The most listeners of a process.
 pub const MAX: usize = 1024;
-/// Channels per listener.
+/// The most channels of a listener.
 const CHANS: usize = fsocket_proto::CHANNELS_OF_LISTENER;
-/// Connections of the own queue for one of a busy worker's (Affinity-Accept, 3.3.1).
+/// After this many connections from its own queue, a worker takes one from the queue of a busy
+/// worker (Affinity-Accept, 3.3.1).
 const FAIR: u32 = 5;
 
 pub struct Listener {
-    /// Monitor's number; 0: free.
+    /// The number that the monitor gave the listener; 0: free.
     pub id: AtomicU64,
-    /// Worker number + 1; 0: not registered as a worker. WORKERS + 1: there
-    /// were too many, this one only steals.
+    /// Worker number + 1. 0: not registered as a worker. WORKERS + 1: there are too many workers,
+    /// so this one has no queue and only steals.
     worker: AtomicU32,
-    /// It wants to be one, and the monitor has not answered: see [`crate::unjoined`].
+    /// The process wants to be a worker, but the monitor has not answered yet: see
+    /// [`crate::unjoined`].
     joins: AtomicBool,
-    /// This process has it from its parent.
+    /// This process has inherited the listener from its parent.
     inherited: AtomicBool,
-    /// The description that listens.
+    /// Index of the description that listens.
     desc: AtomicU32,
-    /// Entries of [`Listener::places`].
+    /// Number of entries in [`Listener::places`].
     n: AtomicU32,
-    /// Where the next look at the queues starts.
+    /// The channel with which the next look at the queues begins.
     next: AtomicU32,
-    /// Accepts since the kernel's queue was last looked at.
+    /// Number of accepted connections since the last look at the kernel's queue.
     pub since_kernel: AtomicU32,
-    /// Taken from the own queue since the last turn of a busy worker's.
+    /// Number of connections taken from the own queue since the last one from a busy worker's
+    /// queue.
     fair: AtomicU32,
     pub any: AtomicBool,
-    /// A process with other rights accepts there, too: what waits is to go to the kernel.
+    /// A process with other rights accepts on this listener, too. So waiting connections must go
+    /// to the kernel.
     wanted_by_others: AtomicBool,
-    /// Connections are in the kernel's queue that were in ours before, and new ones go there. See [`fsocket_proto::notice::Untaken`].
+    /// A channel of this listener cannot be mapped.
+    cannot_serve: AtomicBool,
+    /// Connections moved from the SYN queues to the kernel's queue because no worker took them,
+    /// and new ones go there, too. See [`fsocket_proto::notice::Untaken`].
     untaken: AtomicBool,
-    /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
+    /// The backlog that the program passed to the kernel, plus one; 0: unknown.
     backlog: AtomicU32,
-    /// Connections that have come. Never reset, also for another listener in this place.
+    /// Counts all connections that came. Never reset, not even when another listener takes this
+    /// place.
     arrivals: Arrivals,
     addr: Lock<Addr>,
+    /// Held to accept from the kernel's queue when the call must not block.
+    pub turn: Lock<()>,
 }
 
 static LISTENERS: Pieces<Listener, 51, { MAX.div_ceil(51) }> = Pieces::new();
-// SAFETY: atomics and a lock around plain numbers.
+// SAFETY: all fields are atomics, and locks around plain numbers, for which zero bytes are valid.
 unsafe impl Zero for Listener {}
 
-/// Channel index + 1, by listener. (Not among the rest of it: all listeners are looked through for one with a number.)
+/// For each listener: indices + 1 of its channels. (Apart from the other fields, because a search
+/// for a listener's number reads these of all listeners.)
 static PLACES: Pieces<Places, 8, { MAX / 8 }> = Pieces::new();
-/// Of the first listeners. (Not in a table of MiB: a fork would copy a page table for its beginning.)
+/// The channels of the first listeners. (The table above takes some MiB, and a fork would copy a
+/// page table for it.)
 static NEAR_PLACES: [Places; NEAR] = [const { [const { AtomicU16::new(0) }; CHANS] }; NEAR];
 const NEAR: usize = 4;
 type Places = [AtomicU16; CHANS];
 
-/// Entries that were ever used: a fork must not touch all of them.
+/// Number of entries that were ever used, so that a fork need not read all of them.
 #[link_section = ".data.fsocket_start"]
 static USED: AtomicU32 = AtomicU32::new(0);
 
@@ -79,7 +91,8 @@ pub fn used() -> impl Iterator<Item = &'static Listener> + Clone {
     LISTENERS.first(USED.load(Ordering::Acquire) as usize).map(|(_, l)| l)
 }
 
-/// Where it lies in the table, the same in all processes of the fork group that have it by inheritance.
+/// The index of a listener in the table. It is the same in all processes of the fork group that
+/// have inherited the listener.
 pub fn place_of(l: &Listener) -> usize {
     LISTENERS.index(l).unwrap_or(MAX)
 }
@@ -88,14 +101,14 @@ pub fn at(place: usize) -> Option<&'static Listener> {
     LISTENERS.get(place).filter(|_| place < USED.load(Ordering::Acquire) as usize)
 }
 
-/// The descriptor's listener, if it is one.
+/// The listener of a description, if it listens.
 pub fn of(d: &Desc) -> Option<&'static Listener> {
     d.listening().object().filter(|_| d.is(Kind::Listener)).and_then(|place| LISTENERS.get(place as usize))
 }
 
-/// The kernel's `listen` has succeeded: tell the monitor. Failing to is no
-/// error, the listener then is the kernel's alone. True: the program that this
-/// one has replaced was a worker of it.
+/// Called after the kernel's `listen` has succeeded: tells the monitor. If that fails, only the
+/// kernel serves the listener. True: the program that this one has replaced was a worker of the
+/// listener.
 pub fn registered(fd: i32, d: &'static Desc) -> bool {
     register(fd, d).unwrap_or_else(|why| {
         stats::fall_back(why);
@@ -106,7 +119,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> bool {
 fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     if let Some(l) = of(d) {
         l.note_backlog(fd);
-        return Ok(false); // listen() again only changes the backlog
+        return Ok(false); // a second listen() only changes the backlog
     }
     if d.unconnected().take_forked() {
         values::adopt(fd, d);
@@ -122,14 +135,14 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     if defers || d.unconnected().is_for_kernel() {
         return Err(Reason::Option);
     }
-    // A client that opens a connection to us counts on our mapping its channel.
+    // A client that opens a connection relies on this process to map the channel.
     if !chan::mappable() || !chan::reserve() {
         return Err(Reason::Resource);
     }
     let addr = inspect::bound_address(fd).ok_or(Reason::Option)?;
     let answer::Listen { listener, worked } = match ctl::request(shown(d), Some(fd)) {
         Ok((answer, _)) => answer,
-        // It is shown to the one that comes, under the number that it will have then.
+        // The program shows the listener to the next monitor, under this number.
         Err(_) if ctl::may_come() => {
             stats::fall_back(ctl::why_none());
             answer::Listen { listener: crate::successor::cookie(fd).ok_or(Reason::Resource)?, worked: false }
@@ -147,6 +160,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     l.inherited.store(false, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
     l.wanted_by_others.store(false, Ordering::Relaxed);
+    l.cannot_serve.store(false, Ordering::Relaxed);
     l.untaken.store(false, Ordering::Relaxed);
     l.note_backlog(fd);
     if let Ok(mut a) = l.addr.lock() {
@@ -159,13 +173,14 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     Ok(worked)
 }
 
-/// What the monitor is told of a listener that it is shown.
+/// The message that shows a listener to the monitor.
 fn shown(d: &Desc) -> request::Listen {
     request::Listen { held_elsewhere: d.listening().is_held_elsewhere() }
 }
 
-/// A socket listens that is the kernel's alone. Where one of ours has the same port it may be nearer to
-/// some, who have to ask again.
+/// Called for another socket that listens only in the kernel. If a listener of the library has the
+/// same port, the new socket may be the better match for some clients. So these clients must ask
+/// the monitor again.
 pub fn came_beside(fd: i32) {
     let Some(reg) = ctl::registry() else { return };
     let Some(addr) = inspect::bound_address(fd) else { return };
@@ -175,23 +190,24 @@ pub fn came_beside(fd: i32) {
     }
 }
 
-/// The process is about to fork, and what becomes of this socket is open. It is the kernel's
-/// from here on, because two processes cannot decide it differently; but the one that calls `listen`
-/// may listen over shared memory, and then all that accept have to.
+/// Called for an unconnected socket before a fork, when it is unknown what will become of it. From
+/// now on the kernel serves it, because two processes cannot choose different paths. (But if one
+/// of them calls `listen`, it may listen over shared memory, and then all acceptors must do so.)
 pub fn keep_for_fork_group(d: &'static Desc) {
     if d.has_items() {
-        // An instance that only the kernel serves would not learn of our queues.
+        // An epoll instance that only the kernel serves would not notice the SYN queues.
         (watcher().leave_to_kernel)(d);
         return crate::table::forget(d);
     }
-    // Another thread may be connecting it, and then it is a connection's, not ours to change.
+    // Another thread may be connecting the socket. Then it must not change.
     if d.bind_if_fresh() {
         d.placeholder().mark_changed();
         d.unconnected().mark_forked();
     }
 }
 
-/// A thread wants to accept on it, or waits for that: has another process of the fork group called `listen`?
+/// Called when a thread wants to accept on this socket, or waits for a connection. Registers the
+/// listener if another process of the fork group has called `listen`.
 #[inline]
 pub fn look_at_fork_group(fd: i32, d: &'static Desc) {
     if d.unconnected().was_forked() && d.kind() == Kind::Bound {
@@ -209,7 +225,7 @@ fn join_fork_group(fd: i32, d: &'static Desc) {
     crate::zone::successor::inherited(fd);
 }
 
-/// A channel was handed to us for listener `id`.
+/// The monitor has handed over a channel of listener `id`.
 pub fn add_channel(id: u64, c: &'static Chan) {
     let Some(l) = used().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
     let v = c.index() as u16 + 1;
@@ -229,8 +245,8 @@ pub fn add_channel(id: u64, c: &'static Chan) {
     (watcher().listener_changed)(id);
 }
 
-/// The client of a channel is gone; its queue may still hold connections that
-/// it opened before: they are accepted as long as the slots say so.
+/// The client of a channel has ended. Connections that it opened before may still be in the queue,
+/// and are accepted if their slots are valid.
 pub fn drop_channel(c: &Chan) {
     let v = c.index() as u16 + 1;
     for l in used() {
@@ -240,12 +256,13 @@ pub fn drop_channel(c: &Chan) {
     }
 }
 
-/// The last descriptor of a listener is closed in this process.
+/// The process has closed the last descriptor of a listener.
 pub fn closed(d: &Desc) {
     ended(d, false);
 }
 
-/// The socket is shut down: processes of the fork group that hold it do not listen either.
+/// The program has shut down the socket: other processes of the fork group that hold it stop
+/// listening, too.
 pub fn shut(d: &Desc) {
     ended(d, true);
 }
@@ -254,16 +271,16 @@ fn ended(d: &Desc, for_all: bool) {
     if let Some(l) = of(d) {
         let id = l.id.load(Ordering::Relaxed);
         let m = request::Unlisten { listener: id, for_all };
-        // With an answer: what waits in our queues is reset when `close` returns. A forked child that has no
-        // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
-        // Nor does one that reads messages of the monitor (`give_up`).
+        // Waits for the answer, so that connections in the queues are reset when `close` returns.
+        // A forked child that has no queue, and closes a listener that its parent keeps (a process
+        // for each connection), does not wait.
         let waits = for_all || l.is_worker() || !l.inherited.load(Ordering::Relaxed);
         let answered = waits && ctl::request(m, None).is_ok();
         if !answered {
             ctl::tell(m, None);
         }
         if waits && !answered {
-            // The port may be another listener's before the monitor knows.
+            // The port may belong to another listener before the monitor notices.
             chan::retire_of(id);
         }
         l.drop_places(|_| true);
@@ -276,31 +293,33 @@ pub fn exec_prepared() -> impl Iterator<Item = &'static Desc> {
     crate::table::all().filter(|d| d.kind() == Kind::Listener && d.listening().is_exec_prepared())
 }
 
-/// Has this process a listener that it has prepared for the next program?
+/// Has this process prepared a listener for the next program?
 pub fn any_exec_prepared() -> bool {
     exec_prepared().next().is_some()
 }
 
-/// `how`: of [`fsocket_proto::unpublish`]. True: done, and no connection comes to its queues from here on.
+/// Asks the monitor to unpublish a listener. True: done, so no further connection comes to its
+/// queues.
 pub fn unpublish_id(id: u64, how: Unpublishing) -> bool {
     let m = request::Unpublish { listener: id, how };
     let desc = used().find(|l| l.id.load(Ordering::Acquire) == id).and_then(Listener::desc);
     id != 0 && ctl::request(m, desc.and_then(crate::table::fd_of)).is_ok()
 }
 
-/// Connections to listener `id` waited in its queues for too long ([`fsocket_proto::notice::Untaken`]).
+/// The monitor reports that connections to listener `id` have waited in the SYN queues for too
+/// long ([`fsocket_proto::notice::Untaken`]).
 pub fn untaken(id: u64) {
     for l in used().filter(|l| l.id.load(Ordering::Acquire) == id) {
         l.untaken.store(true, Ordering::Release);
     }
 }
 
-/// Does this process hold any listener?
+/// Does this process hold a listener?
 pub fn any() -> bool {
     used().any(|l| l.id.load(Ordering::Relaxed) != 0)
 }
 
-/// In a forked child: registered nowhere yet.
+/// In a forked child: it is not registered as a worker yet.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     crate::zone::become_child();
@@ -311,16 +330,17 @@ pub fn become_child() {
         l.inherited.store(true, Ordering::Relaxed);
         l.arrivals.become_child();
         l.addr.reset_after_fork();
+        l.turn.reset_after_fork();
     }
 }
 
-/// Some of this process's listeners.
+/// A set of this process's listeners.
 pub type Those = crate::bits::Bits<{ MAX / 64 }>;
 
-/// Are there any that were not taken by [`take_wanted_by_others`]?
+/// A listener may be marked for [`take_wanted_by_others`].
 static WANTED_BY_OTHERS: AtomicBool = AtomicBool::new(false);
 
-/// Workers with other rights want to accept on listener `id`.
+/// The monitor reports that workers with other rights want to accept on listener `id`.
 pub fn wanted_by_others(id: u64) {
     for l in used().filter(|l| l.id.load(Ordering::Acquire) == id) {
         l.wanted_by_others.store(true, Ordering::Relaxed);
@@ -329,7 +349,7 @@ pub fn wanted_by_others(id: u64) {
     }
 }
 
-/// Those listeners, once.
+/// Returns these listeners, each once.
 #[inline]
 pub fn take_wanted_by_others() -> impl Iterator<Item = &'static Desc> {
     let any = WANTED_BY_OTHERS.load(Ordering::Relaxed) && WANTED_BY_OTHERS.swap(false, Ordering::AcqRel);
@@ -337,7 +357,29 @@ pub fn take_wanted_by_others() -> impl Iterator<Item = &'static Desc> {
     any.then(|| crate::table::all().filter(wanted)).into_iter().flatten()
 }
 
-/// Asks again for what the monitor has not answered.
+/// A listener may be marked for [`take_unserved`].
+static UNSERVED: AtomicBool = AtomicBool::new(false);
+
+/// A channel of listener `id` cannot be mapped. This is only noted, because the message may arrive
+/// while the process waits for another answer of the monitor, and the next step needs an answer,
+/// too.
+pub fn cannot_serve(id: u64) {
+    for l in used().filter(|l| l.id.load(Ordering::Acquire) == id) {
+        l.cannot_serve.store(true, Ordering::Relaxed);
+        UNSERVED.store(true, Ordering::Release);
+        ctl::defer();
+    }
+}
+
+/// Returns these listeners, each once.
+#[inline]
+pub fn take_unserved() -> impl Iterator<Item = u64> {
+    let any = UNSERVED.load(Ordering::Relaxed) && UNSERVED.swap(false, Ordering::AcqRel);
+    let those = used().filter(|l| l.cannot_serve.swap(false, Ordering::Relaxed)).map(|l| l.id.load(Ordering::Relaxed));
+    any.then_some(those).into_iter().flatten()
+}
+
+/// Repeats requests to become a worker that the monitor has not answered.
 #[inline]
 pub fn join_again() {
     if unjoined::take() {
@@ -346,8 +388,8 @@ pub fn join_again() {
     }
 }
 
-/// The channels of all listeners are about to go; the listeners stay. Returns those of which this
-/// process was a worker.
+/// Forgets the channels of all listeners before they are unmapped; the listeners stay. Returns the
+/// listeners of which this process was a worker.
 pub fn leave_channels() -> Those {
     let those = Those::new();
     for (i, l) in used().enumerate() {
@@ -358,7 +400,7 @@ pub fn leave_channels() -> Those {
     those
 }
 
-/// Become a worker of these again.
+/// Becomes a worker of these listeners again.
 pub fn join_those(those: &Those) {
     for (i, l) in used().enumerate() {
         if those.has(i as i32) && l.id.load(Ordering::Relaxed) != 0 {
@@ -367,11 +409,12 @@ pub fn join_those(those: &Those) {
     }
 }
 
-/// To another monitor, as at `listen`: which listeners this process holds.
+/// Shows a new monitor the listeners of this process, as `listen` does.
 pub fn announce_again() {
     for d in crate::table::all() {
         let (Some(l), Some(fd)) = (of(d), crate::table::fd_of(d)) else { continue };
-        // (One that it refuses is the kernel's alone from now on; what waits in its queues is accepted.)
+        // If the monitor refuses, only the kernel serves the listener from now on. Waiting
+        // connections are still accepted.
         let Ok((m, _)) = ctl::request(shown(d), Some(fd)) else { continue };
         if l.id.swap(m.listener, Ordering::AcqRel) != m.listener {
             l.chans().for_each(|c| c.listener.store(m.listener, Ordering::Relaxed));
@@ -379,25 +422,26 @@ pub fn announce_again() {
     }
 }
 
-/// This process works for the listeners that it worked for, under another monitor. Where it can under the
-/// same numbers: there are queues for them.
+/// Becomes a worker of the same listeners under a new monitor. The process keeps its worker
+/// numbers if possible, because connections wait in the queues with these numbers.
 pub fn work_again() {
     for l in used().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
         let before = l.worker.swap(0, Ordering::AcqRel);
         if before != 0 || l.joins.load(Ordering::Relaxed) {
-            l.join_as(if before as usize <= WORKERS { before } else { 0 }, false);
+            l.join_as(if before as usize <= WORKERS { before } else { 0 });
         }
     }
 }
 
-/// Become a worker of every listener.
+/// Becomes a worker of every listener.
 pub fn join_all() {
     for l in used().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
         l.join();
     }
 }
 
-/// The answer to WORKER came when nobody waited for it any more: the monitor counts this process.
+/// Handles an answer to WORKER that came when no thread waited for it any more: the monitor counts
+/// this process as a worker.
 pub fn joined_late(id: u64, number: u64) {
     if let Some(l) = used().find(|l| id != 0 && l.id.load(Ordering::Acquire) == id) {
         if (number as usize) < WORKERS {
@@ -407,24 +451,20 @@ pub fn joined_late(id: u64, number: u64) {
 }
 
 impl Listener {
-    /// Does this process accept from its queues?
+    /// Is this process a worker of the listener?
     pub fn is_worker(&self) -> bool {
         self.worker.load(Ordering::Relaxed) != 0
     }
 
-    /// Become a worker: from now on there is a SYN queue for us, and the
-    /// monitor hands us every channel.
+    /// Becomes a worker: from now on this process has a SYN queue, and the monitor hands it every
+    /// channel of the listener.
     pub fn join(&self) {
-        self.join_as(0, false);
+        self.join_as(0);
     }
 
-    /// For the channels alone: what waits in them is to go to the kernel.
-    pub fn join_to_leave(&self) {
-        self.join_as(0, true);
-    }
-
-    /// The same with the number that it had under another monitor, plus one; 0: any.
-    fn join_as(&self, before: u32, leaves: bool) {
+    /// Becomes a worker with the number + 1 that the process had under another monitor; 0: any
+    /// number.
+    fn join_as(&self, before: u32) {
         if self.is_worker() {
             return;
         }
@@ -441,17 +481,18 @@ impl Listener {
         let join = request::Worker {
             listener: self.id.load(Ordering::Relaxed),
             number: before.checked_sub(1),
-            work: if leaves { Work::Leaves } else { Work::Looks },
+            work: Work::Looks,
         };
         let w = match ctl::request(join, None) {
             Ok((a, _)) if (a.number as usize) < WORKERS => {
                 self.untaken.store(a.untaken, Ordering::Relaxed);
                 a.number + 1
             }
-            // EPERM, EACCES: it gets no channels, and has nothing to steal from.
+            // EPERM, EACCES: the process gets no channels, so it cannot steal.
             Ok(_) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES) => WORKERS as u32 + 1,
             Err(Errno::EOPNOTSUPP) => {
-                // What is mapped here is not this process's any more.
+                // The shared memory belongs to processes with other rights, so it may not be used
+                // any more.
                 stats::fall_back(Reason::Option);
                 self.drop_places(|_| true);
                 self.n.store(0, Ordering::Release);
@@ -467,19 +508,20 @@ impl Listener {
         self.worker.store(w, Ordering::Relaxed);
     }
 
-    /// Must this process empty the queue of the kernel before it uses ours again?
+    /// Must this process empty the kernel's queue before it uses the SYN queues again?
     #[inline]
     pub fn is_untaken(&self) -> bool {
         self.untaken.load(Ordering::Relaxed)
     }
 
-    /// It is empty: new connections come over shared memory.
+    /// Called when the kernel's queue is empty: new connections may use shared memory again.
     #[cold]
     pub fn is_taken_again(&self) {
         if !self.untaken.swap(false, Ordering::AcqRel) || ctl::dead() {
             return;
         }
-        // A connection that has come there meanwhile is older than those that come here.
+        // A connection that came to the kernel's queue meanwhile is older than later ones in the
+        // SYN queues.
         self.since_kernel.store(u32::MAX, Ordering::Relaxed);
         let (id, number) = (self.id.load(Ordering::Relaxed), self.worker.load(Ordering::Relaxed));
         let accepts = request::Worker { listener: id, number: number.checked_sub(1), work: Work::Accepts };
@@ -487,7 +529,8 @@ impl Listener {
         self.untaken.store(still && self.id.load(Ordering::Relaxed) == id, Ordering::Relaxed);
     }
 
-    /// Clients may wait for this process already. It does not sleep for long until it has joined.
+    /// Asks again soon. Clients may wait for this process already, so it sleeps only briefly until
+    /// it has joined.
     fn join_later(&self) {
         self.joins.store(true, Ordering::Relaxed);
         unjoined::note();
@@ -499,8 +542,8 @@ impl Listener {
         self.backlog.store(limit, Ordering::Relaxed);
     }
 
-    /// The program's own backlog. Not what the kernel says now: another process of the fork group may have raised
-    /// it for a moment.
+    /// The backlog that the program has set. The kernel's present value may differ, because
+    /// another process of the fork group can raise it for a moment.
     pub fn backlog(&self) -> Option<i32> {
         self.backlog.load(Ordering::Relaxed).checked_sub(1).map(|limit| limit as i32)
     }
@@ -509,7 +552,7 @@ impl Listener {
         self.addr.lock().map(|a| *a).unwrap_or_default()
     }
 
-    /// The description that listens, unless it has just ended.
+    /// The description that listens, unless the listener has just ended.
     pub fn desc(&self) -> Option<&'static Desc> {
         let is_it = |d: &&Desc| of(d).is_some_and(|l| core::ptr::eq(l, self));
         crate::table::DESCS.get(self.desc.load(Ordering::Relaxed)).filter(is_it)
@@ -520,7 +563,7 @@ impl Listener {
         NEAR_PLACES.get(place).or_else(|| PLACES.get(place - NEAR)).map_or(&[], |places| places)
     }
 
-    /// Does a channel lead here, or did one?
+    /// Has the listener a channel, or had it one earlier?
     pub fn has_channels(&self) -> bool {
         self.n.load(Ordering::Acquire) != 0
     }
@@ -537,7 +580,8 @@ impl Listener {
         })
     }
 
-    /// Channels go, and what has come through them stays counted. Before their memory goes.
+    /// Removes channels before their memory is unmapped. Connections that came through them stay
+    /// counted.
     fn drop_places(&self, which: impl Fn(u16) -> bool) {
         let n = (self.n.load(Ordering::Relaxed) as usize).min(CHANS);
         let out = |x: &AtomicU16| match x.load(Ordering::Relaxed) {

@@ -1,6 +1,6 @@
-//! Where a destination leads: which channel, or the kernel.
+//! Routes: through which channel a destination is reached, or whether only the kernel reaches it.
 //!
-//! Long: one table of destinations, and everything that decides where one leads.
+//! Long: one table of routes, and everything that decides on a route.
 
 use crate::chan::{self, Chan};
 use crate::cow::Sparing;
@@ -22,26 +22,28 @@ pub use best::{scan, volatile};
 use cache::{Basis, Known, Route, FAN};
 pub use met::several;
 
-/// Of several threads that ask for one destination the monitor sends the memory to one; the others
-/// find it mapped when they have their turn.
+/// Held while a thread asks the monitor. If several threads ask for one destination, only the
+/// first answer brings the channel's memory; the other threads find it mapped.
 #[link_section = ".data.fsocket_start"]
 static ASKING: Lock<()> = Lock::new(());
-/// Destinations that threads of this process are asking for, or wait to; 0: free. So many at most: another
-/// thread would wait for longer than the kernel takes to connect.
+/// Hashes of the destinations for which threads of this process ask the monitor, or wait to ask;
+/// 0: free. The number is limited, because a longer wait would take more time than a connection
+/// through the kernel.
 static ASKED: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
 /// SO_NETNS_COOKIE of this process; 0: not asked yet.
 static NETNS: AtomicU64 = AtomicU64::new(0);
 
-/// A socket that the kernel connects first, because the monitor wants to see that it does.
+/// A socket that the kernel must connect first, because the monitor wants to see that connection.
 struct First {
-    /// Plus one.
+    /// The socket's descriptor + 1.
     fd: AtomicI32,
     identity: AtomicU64,
 }
-/// By number. One that is overwritten has its next connection looked at.
+/// Indexed by descriptor number. If an entry is overwritten, a later connection is shown to the
+/// monitor instead.
 static FIRST: [First; 16] = [const { First { fd: AtomicI32::new(0), identity: AtomicU64::new(0) } }; 16];
 
-/// Forget all routes (there is another monitor, or we are a forked child).
+/// Forgets all routes, because there is another monitor or this is a forked child.
 pub fn clear() {
     cache::clear();
 }
@@ -55,16 +57,16 @@ pub fn reset_after_fork() {
     cache::reset_after_fork();
 }
 
-/// The right to wait for an answer of the monitor.
+/// The right to ask the monitor and wait for its answer.
 struct Turn(Option<&'static AtomicU64>);
 
 impl Turn {
-    /// None: too many are being asked for.
+    /// None: the process asks for too many destinations already.
     fn wait_for(dst: &Addr) -> Option<Turn> {
         let key =
             dst.ip.iter().fold(u64::from(dst.port) + 1, |k, b| k.wrapping_mul(31).wrapping_add(u64::from(*b))) | 1;
         if ASKED.iter().any(|a| a.load(Ordering::Relaxed) == key) {
-            return Some(Turn(None)); // That answer will do.
+            return Some(Turn(None)); // the answer for the other thread serves this one, too
         }
         let take = |a: &&AtomicU64| a.compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         ASKED.iter().find(take).map(|a| Turn(Some(a)))
@@ -79,19 +81,21 @@ impl Drop for Turn {
     }
 }
 
-/// What a channel is wanted for.
+/// Why a channel is needed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum For {
-    /// A connection that is just made.
+    /// For a connection that the program is making now.
     New,
-    /// One of the kernel's that has lasted.
+    /// For an established kernel TCP connection that moves to shared memory.
     Upgrade,
-    /// The next ones like one that the kernel has just made. Its identity.
+    /// For later connections: the kernel has just made one of the same kind. Has the identity of
+    /// its socket.
     Next(u64),
 }
 
 impl For {
-    /// The identity of socket `fd`, by which the kernel's policy may tell it from others; `None`: its options are unusual.
+    /// The identity of socket `fd`, by which the kernel's policy may distinguish it. None: the
+    /// socket has unusual options, so it can prove nothing.
     fn identity(self, fd: i32) -> Option<u64> {
         match self {
             For::Next(identity) => Some(identity),
@@ -102,7 +106,8 @@ impl For {
 
 fn identity_of(fd: i32) -> Option<u64> {
     let d = table::lookup(fd)?;
-    // (One that the program has bound shows addresses of its choice, and another process may set what it likes.)
+    // A bound socket has an address that the program chose. A socket that was shared by fork may
+    // get options from another process at any time.
     let bound = d.kind() == table::Kind::Bound || d.unconnected().was_forked();
     if bound || !kept::is_plain(d) {
         return None;
@@ -118,10 +123,11 @@ fn identity_of(fd: i32) -> Option<u64> {
     }
 }
 
-/// The channel for a connection to `dst`, or why the kernel must do it.
+/// The channel for a connection to `dst`, or the reason why the kernel must make the connection.
 pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
     if crate::sealed::restricted() {
-        // What it had was taken from it, its counters too; the administrator sees why.
+        // Landlock has removed this process's memory and counters. A new arena shows the
+        // administrator the reason.
         let _ = socks::arena();
         return Err(Reason::Disabled);
     }
@@ -129,7 +135,8 @@ pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
         return Err(if ctl::mismatch() { Reason::Version } else { Reason::Disabled });
     }
     if crate::arena::monitor_has_died() {
-        // The listener may have found the next one already, which does not know our ports yet.
+        // The listener may have found the next monitor already, which does not know this process's
+        // ports yet.
         ctl::died();
     }
     ctl::wanted();
@@ -141,7 +148,7 @@ pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
         return known;
     }
     let _turn = Turn::wait_for(dst).ok_or(Reason::Resource)?;
-    // Until the channel is mapped.
+    // The lock is held until the channel is mapped.
     let _asking = ASKING.lock().map_err(|_| Reason::Reentry)?;
     if let Some(known) = known(reg, dst, fd, what) {
         return known;
@@ -154,8 +161,8 @@ pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
     }
 }
 
-/// A channel to `dst`, or why there is none, if the monitor has said so lately, and nothing that the answer
-/// depends on has changed since.
+/// A channel to `dst`, or the reason why there is none, if a recent answer of the monitor is known
+/// and still valid.
 fn known(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Option<Result<&'static Chan, Reason>> {
     let (mut r, turn) = cache::get(dst)?;
     let age = sys::cpu::ticks().wrapping_sub(r.basis.asked);
@@ -164,7 +171,7 @@ fn known(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Option<Result<&'stat
         return None;
     }
     if r.basis.generation != reg.generation.load(Ordering::Acquire) {
-        // Other listeners have come or gone, or these.
+        // Some listener has come or gone. Checks whether that concerns this destination.
         let now = matching(reg, dst, fd).ok()?.basis;
         if (now.touched, now.listeners) != (r.basis.touched, r.basis.listeners) {
             return None;
@@ -178,19 +185,19 @@ fn known(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Option<Result<&'stat
         }
     }
     match r.refused {
-        // To a socket that cannot prove anything; another one may.
+        // The monitor refused a socket that can prove nothing. It may accept another socket.
         Some(Reason::KernelFirst) if what != For::New || identity_of(fd).is_some() => None,
         Some(why) => Some(Err(why)),
         None => (0..r.n).find_map(|i| channel(&r.chans[(turn as usize + i) % r.n])).map(Ok),
     }
 }
 
-/// If it still is what it was.
+/// The channel, if the same one is still in this place, and usable.
 fn channel(known: &Known) -> Option<&'static Chan> {
     chan::CHANS.get(known.place).filter(|c| c.id.load(Ordering::Acquire) == known.id && usable(c))
 }
 
-/// Asks the monitor for the channels to `dst`. Under the lock.
+/// Asks the monitor for the channels to `dst`. Called under the lock `ASKING`.
 fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Reason> {
     let Matching { count, basis } = matching(reg, dst, fd)?;
     let mut r = Route {
@@ -201,11 +208,12 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Rea
         basis: Basis { asked: sys::cpu::ticks(), ..basis },
     };
     let identity = what.identity(fd);
-    // SO_REUSEPORT siblings: the monitor hands them out in turn.
+    // Listeners that share the address by SO_REUSEPORT: the monitor returns their channels in
+    // turn.
     for _ in 0..count.min(FAN) * 2 {
         let Granted { chan: c, closings, proved } = match ask(dst, fd, 0, identity) {
             Ok(answer) => answer,
-            // As long as it holds for channels.
+            // A refusal is valid as long as an answer with channels.
             Err(why @ (Reason::OtherUser | Reason::Policy)) => {
                 r.refused = Some(why);
                 break;
@@ -235,9 +243,9 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Rea
     Ok(r)
 }
 
-/// The kernel has been asked to connect `fd` to `dst`. If it has done so already (on this host it
-/// has, as a rule, also where the caller does not wait), the monitor is shown that, and the next
-/// connections are over shared memory.
+/// Called after the kernel was asked to connect `fd` to `dst`. On this host the connection is
+/// usually established at once, even if the program does not wait. Then the library shows it to
+/// the monitor, and later connections use shared memory.
 #[cold]
 fn show(fd: i32, dst: &Addr, identity: u64) {
     const TCP_ESTABLISHED: u8 = 1;
@@ -248,7 +256,7 @@ fn show(fd: i32, dst: &Addr, identity: u64) {
     }
 }
 
-/// After the kernel's `connect` of `fd`, which has succeeded or goes on.
+/// Called after the kernel's `connect` of `fd`, which has succeeded or is in progress.
 ///
 /// # Safety
 /// `addr` is readable for `len` bytes.
@@ -257,16 +265,16 @@ pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
     let first = &FIRST[fd.max(0) as usize % FIRST.len()];
     if fd >= 0 && first.fd.load(Ordering::Relaxed) == fd + 1 {
         first.fd.store(0, Ordering::Relaxed);
-        // SAFETY: `addr` is readable for `len` bytes, and the kernel has read it.
+        // SAFETY: the kernel has just read `len` bytes at `addr`, and the copy is guarded.
         if let Some(dst) = unsafe { name::parse(addr, len) } {
             show(fd, &Addr { ip: name::destination(dst.ip), ..dst }, first.identity.load(Ordering::Relaxed));
         }
     }
 }
 
-/// Another channel to the same place: all slots of `full` are taken.
+/// Another channel to the same destination, because all slots of `full` are in use.
 pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Reason> {
-    // One that was made before may have room again.
+    // An earlier channel may have a free slot again.
     let listener = full.listener.load(Ordering::Relaxed);
     let mut last = full.id.load(Ordering::Relaxed);
     for c in chan::all() {
@@ -281,11 +289,11 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Reason
         }
     }
     let _asking = ASKING.lock().map_err(|_| Reason::Reentry)?;
-    // (`find` has let the socket pass.)
+    // `find` has decided already that this socket may use shared memory.
     ask(dst, fd, last, identity_of(fd)).map(|granted| granted.chan)
 }
 
-/// May connections begin in it?
+/// May new connections begin in this channel?
 pub fn usable(c: &Chan) -> bool {
     c.id.load(Ordering::Acquire) != 0
         && c.my_side() == CLIENT
@@ -294,18 +302,19 @@ pub fn usable(c: &Chan) -> bool {
         && c.header().listener_closed.load(Ordering::Acquire) == 0
 }
 
-/// A channel, and what the answer is valid for: see [`Basis`].
+/// An answer of the monitor: a channel, and the state for which the answer is valid (see
+/// [`Basis`]).
 struct Granted {
     chan: &'static Chan,
     closings: u32,
     proved: bool,
 }
 
-/// Under the lock. `identity`: as of [`For::identity`].
+/// Called under the lock `ASKING`. `identity` comes from [`For::identity`].
 fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted, Reason> {
     let full = Some(full).filter(|channel| *channel != 0);
     let connect = request::Connect { to: *dst, full, identity: identity.unwrap_or(ODD) };
-    // The monitor wants an unused socket, or one that is connected; one that the program has bound
+    // The monitor needs a socket that is unused or connected. A socket that the program has bound
     // is neither.
     let bound = crate::inspect::bound_address(fd).is_some_and(|a| a.port != 0 || !name::is_any(&a.ip));
     let other = match bound && !crate::inspect::is_connected(fd) {
@@ -324,7 +333,8 @@ fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted,
     let (a, memfd) = match answer {
         Ok(v) => v,
         Err(e @ (sys::Errno::EPERM | sys::Errno::EACCES | sys::Errno::ENOKEY)) => {
-            // The administrator sees what is refused, also to a process that never has more.
+            // The arena lets the administrator see refusals, even if the process never gets a
+            // connection.
             let _ = socks::arena();
             if e != sys::Errno::ENOKEY {
                 return Err(if e == sys::Errno::EPERM { Reason::OtherUser } else { Reason::Policy });
@@ -351,14 +361,14 @@ fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted,
     }
 }
 
-/// From now on each new socket has an identity.
+/// Records that a policy may apply: from now on each new socket gets an identity.
 fn met_policy() {
     if identity::meet_policy() {
         pool::drain();
     }
 }
 
-/// The channel that an answer of the monitor's names; its memory comes with the first.
+/// The channel that an answer of the monitor names. The first answer brings the memory.
 fn channel_of(id: u32, listener: u64, first_port: u16, memfd: Option<i32>) -> Option<&'static Chan> {
     let c = match (chan::by_id(id, CLIENT), memfd) {
         (Some(c), _) => Some(c),
@@ -371,23 +381,23 @@ fn channel_of(id: u32, listener: u64, first_port: u16, memfd: Option<i32>) -> Op
     c
 }
 
-/// The address of a listener, by its number.
+/// The address of a listener with this number.
 pub fn address_of(listener: u64) -> Option<Addr> {
     let reg = ctl::registry()?;
     let there = reg.entry.iter().find(|e| listener != 0 && volatile(&e.listener) == listener)?;
     Some(volatile(&there.addr))
 }
 
-/// Does a listener in shared memory have this address?
+/// Does a listener with the library have this address?
 pub fn has_listener(addr: &Addr, fd: i32) -> bool {
     ctl::registry().is_some_and(|reg| matching(reg, addr, fd).is_ok())
 }
 
-/// The channel to the process that has accepted the connection `fd` to `dst`, perhaps in another network namespace; `here`:
-/// in this one, where another process has received it since.
+/// The channel to the process that has accepted the connection `fd` to `dst`, perhaps in another
+/// network namespace. `here`: the connection is now in another process of this namespace.
 ///
 /// # Errors
-/// As of [`request::Meet`].
+/// Those of [`request::Meet`].
 pub fn meet(fd: i32, dst: &Addr, here: bool) -> sys::Result<&'static Chan> {
     let _asking = ASKING.lock().map_err(|_| sys::Errno::EAGAIN)?;
     let (a, memfd) = ctl::request(request::Meet { here }, Some(fd))?;
@@ -398,12 +408,13 @@ pub fn meet(fd: i32, dst: &Addr, here: bool) -> sys::Result<&'static Chan> {
     Ok(c)
 }
 
-/// The channel that the last connection to `dst` in another network namespace has gone over to: a hint.
+/// The channel to which the last connection to `dst` in another network namespace has moved. This
+/// is only a hint.
 pub fn met(dst: &Addr) -> Option<&'static Chan> {
     met::known(dst).filter(|c| usable(c))
 }
 
-/// SO_NETNS_COOKIE of this process, asked once from a socket of its.
+/// SO_NETNS_COOKIE of this process, read once from one of its sockets.
 pub fn netns(fd: i32) -> sys::Result<u64> {
     match NETNS.load(Ordering::Relaxed) {
         0 => {
@@ -418,13 +429,13 @@ pub fn netns(fd: i32) -> sys::Result<u64> {
     }
 }
 
-/// Listeners of ours that match best, and what of the registry says so.
+/// The listeners of the library that match best, and the state of the registry in which they do.
 struct Matching {
     count: usize,
     basis: Basis,
 }
 
-/// An error says why there are none.
+/// Finds the best listeners for `dst`. An error gives the reason why there are none.
 fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Reason> {
     let netns = netns(fd).map_err(|_| Reason::Resource)?;
     for _ in 0..100 {

@@ -1,8 +1,10 @@
-//! What a fork group learns of the connections that it forks for: do they pay over shared memory?
+//! What a fork group learns about the connections that it forks for: do they gain over shared
+//! memory?
 //!
-//! A child that is forked for one connection costs some 300 us more over shared memory than over the kernel, which some
-//! 25 requests bring back. Such a child notes at its end whether its connection was short. The process that forks reads
-//! the notes before each fork. When most connections are short it gives the listener to the kernel, for good. ADR 76.
+//! A child that is forked for one connection costs some 300 us more over shared memory than over the kernel. Some 25
+//! requests make up for that. Such a child notes at its end whether its connection was short. The process that forks
+//! reads the notes before each fork. If most connections are short, it leaves the listener to the kernel for good. ADR
+//! 76.
 
 use crate::arena;
 use crate::cow::Sparing;
@@ -13,35 +15,35 @@ use fsocket_abi::arena::{LEARNED_OFF, LEARNED_SIZE};
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
-/// Listeners of a process that are learned about.
+/// Number of listeners of a process whose connections are counted.
 const LISTENERS: usize = 32;
-/// A connection with fewer answers, and fewer bytes, is short.
+/// A connection with fewer answers and fewer bytes is short.
 const ANSWERS: u64 = 12;
 const BYTES: u64 = 1 << 20;
-/// This many short connections within [`PERIOD_NS`] make the listener the kernel's. (What few of them cost does not
-/// matter: a probe of a database every second is no reason.)
+/// After this many short connections within [`PERIOD_NS`] the kernel serves the listener. (The cost of a few
+/// does not matter: a probe of a database every second is no reason.)
 const ENOUGH: u32 = 16;
 const PERIOD_NS: u64 = 2_000_000_000;
-/// Counts above are halved: the server may change.
+/// Counts above this are halved, because the server may change.
 const FADE: u32 = 64;
 
-/// What is known of the connections of one listener. Processes write it without a lock: a count that is lost
+/// Counters for the connections of one listener. Processes write them without a lock: a lost count
 /// delays the decision.
 #[repr(C)]
 struct Learned {
-    /// The monitor's number of the listener. Counts of another number are void.
+    /// The monitor's number of the listener. Counts for another number are void.
     listener: AtomicU64,
-    /// Forks for connections.
+    /// Number of forks for connections.
     forks: AtomicU32,
-    /// Short connections that have ended.
+    /// Number of short connections that have ended.
     short: AtomicU32,
-    /// The beginning of the period, and `short` then.
+    /// The beginning of the period, and the value of `short` then.
     since: AtomicU64,
     before: AtomicU32,
 }
 const _: () = assert!(size_of::<[Learned; LISTENERS]>() <= LEARNED_SIZE);
 
-/// In the arena of the process that forked first for a connection; its children share it.
+/// Lies in the arena of the process that forked first for a connection; its children share it.
 #[link_section = ".data.fsocket_start"]
 static PAGE: AtomicPtr<[Learned; LISTENERS]> = AtomicPtr::new(core::ptr::null_mut());
 /// The connection that this process has accepted last, since its last fork ([`Which`]); 0: none.
@@ -68,7 +70,7 @@ impl Which {
     fn is(self, d: &Desc) -> bool {
         (self.0 >> 32) as u32 == d.generation() && self.0 as u32 >> 8 == d.index()
     }
-    /// The description, while it is that connection.
+    /// The description, if it still is that connection.
     fn desc(self) -> Option<&'static Desc> {
         let is_it = |d: &&Desc| self.is(d) && matches!(d.kind(), Kind::Shm | Kind::Kernel) && d.is_used();
         DESCS.get(self.0 as u32 >> 8).filter(is_it)
@@ -84,7 +86,7 @@ pub fn accepted(l: &Listener, fd: i32) {
     }
 }
 
-/// The process is about to fork. Returns a listener that had better be the kernel's: the process forks for its
+/// The process is about to fork. Returns a listener that the kernel should serve: the process forks for its
 /// connections, and they are short.
 pub fn before_fork() -> Option<&'static Desc> {
     let accepted = Which::load(&ACCEPTED)?;
@@ -108,17 +110,17 @@ pub fn before_fork() -> Option<&'static Desc> {
     None
 }
 
-/// After a fork, in the parent: what it serves is the child's.
+/// After a fork, in the parent: the child serves that connection.
 pub fn after_fork() {
     SERVED.put(0);
 }
 
-/// Between [`before_fork`] and the fork, and in a child that serves one connection.
+/// True between [`before_fork`] and the fork, and in a child that serves one connection.
 pub fn is_for_connection() -> bool {
     SERVED.load(Ordering::Relaxed) != 0
 }
 
-/// The number `fd` of the connection `d` is about to be closed, and there is no other.
+/// The number `fd` of the connection `d` is about to be closed, and no other number refers to it.
 #[inline]
 pub fn closes(fd: i32, d: &Desc) {
     if Which::load(&SERVED).is_some_and(|served| served.is(d)) {
@@ -135,15 +137,15 @@ pub fn at_exit() {
     }
 }
 
-/// The connection `d` becomes the kernel's for good: what is left of it gains nothing over shared memory. `always`: so
-/// do all those of such a server.
+/// The connection `d` moves to the kernel for good, because the rest of it gains nothing over shared memory. `always`:
+/// all connections of such a server do so.
 pub fn leaves(d: &Desc, always: bool) {
     if Which::load(&SERVED).is_some_and(|served| served.is(d)) {
         ended(if always { ENOUGH } else { 1 });
     }
 }
 
-/// Counts as so many short connections.
+/// Counts as this many short connections.
 #[cold]
 fn ended(short: u32) {
     let served = Which(SERVED.swap(0, Ordering::Relaxed));
@@ -160,7 +162,7 @@ fn learned(place: usize) -> Option<&'static Learned> {
 fn is_short(fd: i32, d: &Desc) -> bool {
     if d.is_conn() {
         let s = d.sock();
-        let bytes = s.tx.bytes.load(Ordering::Relaxed).saturating_add(s.rx.bytes.load(Ordering::Relaxed));
+        let bytes = s.tx.bytes().saturating_add(s.rx.bytes());
         return ring::records(&s.tx) < ANSWERS && bytes < BYTES;
     }
     /// Offset into `struct tcp_info` (linux/tcp.h): data segments sent.
@@ -180,8 +182,8 @@ impl Learned {
         self.listener.store(listener, Ordering::Relaxed);
     }
 
-    /// The process is about to fork for another connection. True: they are so short that it had better do that without
-    /// us. Connections that are not over do not count as short, such as 64 that are opened at once.
+    /// The process is about to fork for another connection. True: the connections are so short that the kernel serves
+    /// them faster. Connections that have not ended do not count as short, for example 64 that are opened at once.
     fn forks_again(&self, now: u64) -> bool {
         let short = self.short.load(Ordering::Relaxed);
         if now.saturating_sub(self.since.load(Ordering::Relaxed)) > PERIOD_NS {
@@ -216,8 +218,8 @@ mod tests {
         l
     }
 
-    /// After how many forks the listener is the kernel's, where each connection ends before the next fork: `short` of
-    /// `of` connections are short, and there is one each `ms` milliseconds.
+    /// The number of forks after which the kernel serves the listener, if each connection ends before the next fork.
+    /// `short` of `of` connections are short, and one comes each `ms` milliseconds.
     fn forks(l: &Learned, short: u32, of: u32, ms: u64) -> Option<u32> {
         (0..2000).find(|i| {
             let decided = l.forks_again(PERIOD_NS * 2 + u64::from(*i) * ms * MS);

@@ -1,4 +1,4 @@
-//! What every benchmark needs: the machine's shape, medians, progress.
+//! Helpers of all benchmarks: the machine's shape, medians, progress.
 
 #![deny(unsafe_code)]
 

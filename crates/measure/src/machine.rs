@@ -11,7 +11,7 @@ pub struct Machine {
     pub cpu: String,
     /// CPUs that this process may use.
     pub cpus: usize,
-    /// Of these, those that are measured on: the client's first.
+    /// The CPUs that measurements use, the client's first.
     pub used: Vec<usize>,
     /// CPUs that share a core with the client's.
     pub siblings: String,

@@ -170,7 +170,7 @@ fn listeners(report: &Report) -> Vec<Metric> {
         lines(Kind::Counter, "fastsocket_listener_connections", "Connections opened to a listener over shared memory");
     let mut open =
         lines(Kind::Gauge, "fastsocket_listener_open_connections", "Open connections to a listener over shared memory");
-    let mut queued = lines(Kind::Gauge, "fastsocket_listener_queued", "Connections that nobody has accepted yet");
+    let mut queued = lines(Kind::Gauge, "fastsocket_listener_queued", "Connections that wait to be accepted");
     for l in &report.listeners {
         opened.add([("listener", &l.local)], l.opened);
         queued.add([("listener", &l.local)], l.queued.into());

@@ -7,7 +7,9 @@ pub mod upgrade;
 
 use fsocket_fdtable::{ctl, socks, table, upcalls};
 use fsocket_listeners::{claim, establish, listen, route, short_lived};
-use fsocket_runtime::{heartbeat, inspect, lately, mailbox, name, process, registry, signals, stats, successor, token};
-use fsocket_shm::{chan, conn, stage, values, waker};
+use fsocket_runtime::{
+    bits, heartbeat, inspect, lately, mailbox, name, process, registry, signals, stats, successor, token,
+};
+use fsocket_shm::{chan, conn, values, waker};
 use fsocket_wait as wait;
 use fsocket_zones as zone;

@@ -1,19 +1,8 @@
-//! Switching a live connection from shared memory to kernel TCP.
+//! Moving a live connection from shared memory to kernel TCP. [`fsocket_abi::path_switch`] has the protocol; this module and
+//! those below it execute its steps.
 //!
-//! One side *moves* ([`materialize`]): it stops using the rings, gets both ends
-//! of a kernel connection with the addresses of this one, puts what neither side has
-//! read yet into the kernel connection, and says MIGRATED.
-//! The other side *follows* ([`follow`]) when it next looks: it sends again, in
-//! the kernel connection, what it put into its ring too late to be taken along,
-//! passes over what it has read of the mover's ring meanwhile, and then goes on in the kernel. So each
-//! direction changes its path at one offset of the stream, and nothing is lost
-//! or reordered. Processes related to the mover by fork follow likewise.
-//!
-//! The race is between a sender that has just published a record and a mover
-//! that takes its last look at the ring. The mover says MIGRATING, arms the want
-//! word, fences heavily, and looks; the sender, after each publication, looks
-//! at the want word. So either the mover sees the record, or the sender comes
-//! to [`after_send`] and sees the mover.
+//! One side *moves* ([`materialize`]), and the other one *follows* ([`follow`]). Processes related to the mover by fork follow
+//! likewise.
 
 mod carry;
 mod pair;
@@ -21,10 +10,9 @@ mod patience;
 mod queue;
 mod settle;
 
-use crate::stage::peer_status;
-use crate::stage::{can_follow, is_moving, of, went_to, Path};
 use carry::{carry, pass_over, pour_all};
-use patience::{await_peer, patiently, PATIENCE_NS};
+pub use pair::keep_end;
+use patience::{await_group, await_peer, patiently, PATIENCE_NS};
 pub use queue::{
     abandon, answer, cannot_map, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used,
     requeue, share,
@@ -34,22 +22,19 @@ pub use settle::{apply_options, close_draining, gone, Beside};
 use crate::table::{self, Desc};
 use crate::upcalls::watcher;
 use crate::{conn, process, short_lived, stats, token};
-use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::{status, RING_CAP};
 use fsocket_abi::flags::FlagSet;
-use fsocket_abi::half::Half;
+use fsocket_abi::path_switch::{self, Announced, Event, Fenced, Finished, Follower, Looked, Next, Remains, Step};
 use fsocket_proto::switch::act;
 use fsocket_ring as ring;
-use fsocket_sync::doorbell::FUTEX_BIT;
-use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// For calls that are rare: go after a path that was switched, and say whether
 /// the connection still is one of ours. Bytes in the ring keep it one, and so does a mover that is not done: [`follow`]
 /// repeats in the kernel what the program sets meanwhile.
 pub fn still_ours(d: &'static Desc) -> bool {
-    if d.is_conn() && of(d) != Path::Shm && !is_moving(d) {
+    if d.path_state().next(Event::Call { waits: false }) == Next::Follow {
         let _ = follow(d);
     }
     d.is_conn()
@@ -61,36 +46,27 @@ pub const BATCH: usize = 32;
 /// Put kernel sockets behind connections of ours, at most [`BATCH`], with
 /// nothing lost. False: at least one could not be switched and stays as it is.
 pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
-    let conns = || ds.iter().flatten().filter(|d| d.is_conn()).take(BATCH);
-    let mut ends = [const { None }; BATCH];
+    // (One array, whose elements are replaced: a hook takes less than 16 KiB of stack.)
+    let mut moving = [const { Moving::No }; BATCH];
     // All stop before any of them looks at what is left to read: both ends of a
     // connection may be among them.
-    for (d, e) in conns().zip(&mut ends) {
+    for (d, m) in ds.iter().flatten().filter(|d| d.is_conn()).zip(&mut moving) {
         short_lived::leaves(d, false);
-        *e = start(d, pair::make);
+        *m = start(d, pair::make).map_or(Moving::No, Moving::Begun);
     }
-    sys::heavy_fence();
-    let mut gone = [false; BATCH];
-    for ((d, e), gone) in conns().zip(&ends).zip(&mut gone) {
-        *gone = e.as_ref().is_some_and(|e| take_along(d, e));
-    }
+    let fenced = Fenced::after(sys::heavy_fence);
+    moving.iter_mut().for_each(|m| m.take_along(&fenced));
     // When one of them releases the end of a peer that is gone, the monitor closes that peer's ends of all: not before
     // everything is in them.
-    for ((d, e), gone) in conns().zip(&ends).zip(gone) {
-        if e.is_some() {
-            moved_out(d, gone);
-        }
-    }
-    for (d, e) in conns().zip(&ends) {
-        let Some(e) = e else { continue };
-        settle::shut(d, e.0, !d.is_unix());
-        settle::replay_reset(d, peer_status(d), e.0);
-        e.close();
+    moving.iter_mut().for_each(Moving::finish);
+    if moving.iter().any(|m| matches!(m, Moving::Done(_))) {
+        let fenced = Fenced::after(sys::heavy_fence);
+        moving.iter_mut().for_each(|m| m.look_back(&fenced));
     }
     let mut all = true;
     for d in ds.iter().flatten().filter(|d| d.is_conn()) {
         let reported = settle::error_is_reported(d);
-        let end = if of(d) == Path::Shm { Err(Errno::EIO) } else { follow(d) };
+        let end = if d.is_in_rings() { Err(Errno::EIO) } else { follow(d) };
         all &= end.is_ok() && !d.is_conn();
         if let (true, Ok(fd)) = (reported, end) {
             // The kernel's socket has just met the reset that the program knows of.
@@ -112,121 +88,200 @@ pub fn materialize_one(d: &'static Desc, why: Reason) -> bool {
 /// The connection is over, the program goes on with its socket as an unconnected one, and
 /// so do processes of the fork group that have it: what they find in its place is a new one.
 pub fn restart(d: &'static Desc) {
-    let Some(own) = start(d, pair::make_alone) else { return };
-    sys::heavy_fence();
+    let Some(begun) = start(d, pair::make_alone) else { return };
+    let looked = begun.words.look(&Fenced::after(sys::heavy_fence));
     let (r, rx, rxh) = d.rx();
     if let Ok(_t) = token::enter(rxh) {
         // SAFETY: nothing is written; the mover is the ring's only consumer.
         while matches!(unsafe { ring::recv(r, rx, rxh, None, RING_CAP, false) }, Ok(1..)) {}
     }
-    settle::apply_options(d, own.0);
-    migrated_out(d);
-    own.close();
+    settle::apply_options(d, begun.own.0);
+    Taken { d, own: begun.own, words: looked, gone: false, late: begun.late }.finish().own.close();
     let _ = follow(d);
+}
+
+/// One of a batch: how far its mover is.
+enum Moving {
+    /// It is not moved by this process.
+    No,
+    Begun(Begun),
+    Taken(Taken),
+    Done(Done),
+}
+
+impl Moving {
+    fn take_along(&mut self, fenced: &Fenced) {
+        if let Moving::Begun(begun) = core::mem::replace(self, Moving::No) {
+            *self = Moving::Taken(begun.take_along(fenced));
+        }
+    }
+    fn finish(&mut self) {
+        if let Moving::Taken(taken) = core::mem::replace(self, Moving::No) {
+            *self = Moving::Done(taken.finish());
+        }
+    }
+    fn look_back(&mut self, fenced: &Fenced) {
+        if let Moving::Done(done) = core::mem::replace(self, Moving::No) {
+            let d = done.d;
+            let (own, _hold) = done.look_back(fenced);
+            settle::shut(d, own.0, !d.is_unix() || settle::all_is_here(d));
+            settle::replay_reset(d, own.0);
+            own.close();
+        }
+    }
+}
+
+/// A connection that this process moves, and whose peer can know that.
+struct Begun {
+    d: &'static Desc,
+    own: pair::Own,
+    words: Announced<'static>,
+    late: pair::Late,
 }
 
 /// The mover stops using the rings. None: it is not the mover, or there can be
 /// none.
-fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Option<pair::Own> {
+fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Option<Begun> {
+    if d.path_state().next(Event::Leave) != Next::Move || !claim(d) {
+        return None;
+    }
     let s = d.sock();
-    if s.flags.get().has_left() || peer_status(d) & status::MIGRATED != 0 {
-        return None;
-    }
-    if !claim(d) {
-        return None;
-    }
     let ready = make(d).map(|own| (own, token::enter(&s.tx), token::enter(&s.rx)));
     let Some((own, Ok(t1), Ok(t2))) = ready else {
         if let Some((own, ..)) = ready {
             own.close();
         }
-        d.slot().switching.store(0, Ordering::Release);
+        path_switch::unclaim(&d.slot().switching);
         return None;
     };
-    if !s.flags.begin_switch() {
+    let Some(stopped) = (path_switch::Own { group: &s.flags, dir: d.tx_dir(), tx: &s.tx }).stop() else {
         own.close(); // another process of the fork group was faster
         return None;
-    }
-    // From here on whoever gets a token sees the flags, or finds no room, and
-    // keeps off the rings.
-    s.tx.limit.store(0, Ordering::Relaxed);
-    s.tx.withdraw();
+    };
     drop((t1, t2));
-    d.tx().1.prod.status.fetch_or(status::MIGRATING, Ordering::Release);
-    // Release: who sees the want word armed sees MIGRATING.
-    fence(Ordering::Release);
-    d.rx().1.want_data.hint(FUTEX_BIT); // the caller runs a heavy fence
-    Some(own)
+    let late = pair::Late::of(d);
+    Some(Begun { d, own, words: stopped.announce(d.rx_dir()), late })
 }
 
 /// One side moves, and the other one follows. False: the other one does, or another process of the fork group,
 /// and is on its way.
 fn claim(d: &Desc) -> bool {
-    let word = &d.slot().switching;
-    // Nobody goes on with it, not even one that had claimed it.
-    let over = || d.sock().flags.get().is_poisoned() || peer_status(d) & (status::CLOSED | status::RST) != 0;
+    let over = || d.sock().flags.get().is_poisoned() || d.peer_status().has_ended();
     let mut mine = false;
     patiently(PATIENCE_NS, || {
-        mine = word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() || over();
-        !mine && of(d) == Path::Shm
+        mine = path_switch::claim(&d.slot().switching, over());
+        !mine && d.is_in_rings()
     });
     mine
 }
 
-/// After the heavy fence: take along what is left to read, on both sides. True: the peer is gone.
-fn take_along(d: &'static Desc, own: &pair::Own) -> bool {
-    let s = d.sock();
-    let rxh = d.rx().2;
-    let theirs = peer_status(d);
-    let gone = theirs & status::CLOSED != 0 && theirs & status::MIGRATED == 0;
-    // A reset behind a FIN is a broken pipe; one also answers what we have sent to
-    // a peer that was gone.
-    let answered = theirs & status::RST != 0 || s.flags.get().has(FlagSet::SENT_AFTER_CLOSE);
-    let mut what = act::POUR;
-    if theirs & status::FIN != 0 && (answered || !gone) {
-        what |= act::FIN;
-    }
-    if gone && answered {
-        what |= act::RESET;
-    }
-    // What does not fit stays for the peer to send again. The flags keep all others off; the token
-    // is for the position, which the monitor moves meanwhile.
-    if let Ok(_t) = token::enter(rxh) {
-        let m = &d.slot().migrated[(1 - d.side()) & 1];
-        m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
-        m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Release);
-        pair::act(d, what);
-    }
-    if own.0 >= 0 && theirs & status::CLOSED == 0 {
-        carry(d, own.0);
-    }
-    settle::apply_options(d, own.0);
-    gone
+/// A connection whose mover has taken along what is left to read.
+struct Taken {
+    d: &'static Desc,
+    own: pair::Own,
+    words: Looked<'static>,
+    /// The peer is.
+    gone: bool,
+    late: pair::Late,
 }
 
-/// After [`take_along`], which has said whether the peer is gone.
-fn moved_out(d: &'static Desc, gone: bool) {
-    if gone {
-        pair::release(d, 1 - d.side());
+impl Begun {
+    /// Take along what is left to read, on both sides.
+    fn take_along(self, fenced: &Fenced) -> Taken {
+        let Begun { d, own, words, late } = self;
+        let words = words.look(fenced);
+        let s = d.sock();
+        let rxh = d.rx().2;
+        let remains = Remains::of(words.peer(), s.flags.get().has(FlagSet::SENT_AFTER_CLOSE));
+        let mut what = act::POUR;
+        // The end of a Unix socket whose process is gone comes when the monitor closes it, and so does a reset.
+        let closes = d.is_unix() && remains.gone;
+        if remains.fin && !closes {
+            what |= act::FIN;
+        }
+        if remains.reset && !d.is_unix() {
+            what |= act::RESET;
+        }
+        // What does not fit stays for the peer to send again. The flags keep all others off; the token
+        // is for the position, which the monitor moves meanwhile.
+        if let Ok(_t) = token::enter(rxh) {
+            let at = &d.slot().migrated[(1 - d.side()) & 1];
+            words.leave_at(at, rxh.base(), rxh.limit());
+            pair::act(d, what);
+        }
+        if own.0 >= 0 && !words.peer().has(status::CLOSED) {
+            carry(d, own.0, &words);
+        }
+        if closes {
+            settle::leave_unread(d, words.peer(), own.0);
+        }
+        settle::apply_options(d, own.0);
+        Taken { d, own, words, gone: remains.gone, late }
     }
-    migrated_out(d);
 }
 
-/// The last word of a mover.
-fn migrated_out(d: &'static Desc) {
-    // Release: all that came before.
-    let how = if d.path().comes_back() { status::FOR_NOW } else { 0 };
-    d.tx().1.prod.status.fetch_or(status::MIGRATED | how, Ordering::Release);
-    d.sock().flags.end_switch();
-    stats::count(Counter::PathSwitch);
-    conn::notify_all(d);
-    conn::wake_own(d);
+impl Taken {
+    /// The others can follow.
+    fn finish(self) -> Done {
+        let Taken { d, own, words, gone, late } = self;
+        let hold = conn::Hold::unless_gone(d);
+        if gone {
+            pair::release(d, 1 - d.side());
+        }
+        let words = words.finish(d.path().comes_back());
+        stats::count(Counter::PathSwitch);
+        conn::notify_all(d);
+        conn::wake_own(d);
+        Done { d, own, words, gone, late, hold }
+    }
+}
+
+/// A connection that has moved.
+struct Done {
+    d: &'static Desc,
+    own: pair::Own,
+    words: Finished<'static>,
+    gone: bool,
+    late: pair::Late,
+    hold: Option<conn::Hold>,
+}
+
+impl Done {
+    /// Take along what the peer did since this side's look, as its program need not make another call.
+    fn look_back(self, fenced: &Fenced) -> (pair::Own, Option<conn::Hold>) {
+        let Done { d, own, words, gone, late, hold } = self;
+        let (before, now) = words.look_back(fenced);
+        if gone || !late.is_of(d) {
+            return (own, hold);
+        }
+        let at = &d.slot().migrated[(1 - d.side()) & 1];
+        let (r, rx, _) = d.rx();
+        let left = path_switch::resume_at(rx, at).is_some_and(|h| ring::available(r, rx, &h, 1) != Ok(0));
+        let mut what = if left { act::POUR } else { 0 };
+        let remains = Remains::of(now, d.sock().flags.get().has(FlagSet::SENT_AFTER_CLOSE));
+        if remains.fin && !before.has(status::FIN) && !(d.is_unix() && remains.gone) {
+            what |= act::FIN;
+        }
+        if remains.reset && !d.is_unix() {
+            what |= act::RESET;
+        }
+        if d.is_unix() && !remains.gone {
+            // While the monitor has its copy, the peer's close ends nothing.
+            what |= act::LEAVE;
+        }
+        late.act(d, what);
+        if remains.gone {
+            settle::leave_unread(d, now, own.0);
+            late.release(d, !now.has(status::RST));
+        }
+        (own, hold)
+    }
 }
 
 /// After a publication that somebody had asked to hear of.
 #[cold]
 pub fn after_send(d: &'static Desc) {
-    if d.is_conn() && !d.sock().flags.get().has_left() && can_follow(d) {
+    if d.path_state().next(Event::Sent) == Next::Follow {
         let _ = follow(d);
     }
 }
@@ -236,87 +291,105 @@ pub fn after_send(d: &'static Desc) {
 /// nothing is left to read in the ring, else one of ours.
 pub fn follow(d: &'static Desc) -> Result<i32> {
     let _hold = conn::Hold::on(d);
-    if let Path::Draining(fd) = of(d) {
-        return if conn::ring_has(d) { Ok(fd) } else { settle::complete(d, fd) };
-    }
-    let s = d.sock();
-    let (ring_tx, tx, txh) = d.tx();
-    // Another process of the fork group or another thread that moves is not done yet.
-    patiently(PATIENCE_NS, || s.flags.look().is_switching());
-    if !s.flags.look().has_left() {
-        await_peer(d);
-        if peer_status(d) & status::MIGRATED == 0 {
-            // It died half-way, or never meant to. Nobody waits for it twice.
-            conn::poison(d);
-            return Err(Errno::ECONNRESET);
+    let mut at = Follower::Begins;
+    loop {
+        at = match at.next(d.path_state()) {
+            Step::AwaitGroup => {
+                await_group(d);
+                Follower::GroupIsLate
+            }
+            Step::AwaitPeer => {
+                await_peer(d);
+                Follower::PeerIsLate
+            }
+            Step::Claim { pours } => {
+                if pours && d.peer_status().comes_back() {
+                    d.path().set_comes_back(true);
+                }
+                match pair::claim(d, d.side(), pours) {
+                    Some(fd) => return install(d, fd),
+                    None => Follower::Refused,
+                }
+            }
+            Step::Drain(fd) if conn::ring_has(d) => return Ok(fd),
+            Step::Drain(fd) => return settle::complete(d, fd),
+            Step::Done(fd) => return Ok(fd),
+            Step::Lost => return Err(Errno::EBADF),
+            Step::Fail | Step::Resend | Step::Install => {
+                if at == Follower::Refused {
+                    stats::fall_back(Reason::Switch);
+                }
+                conn::poison(d);
+                return Err(Errno::ECONNRESET);
+            }
         }
     }
-    let pours = !s.flags.look().has_left();
-    if pours && peer_status(d) & status::FOR_NOW != 0 {
-        d.path().set_comes_back(true);
-    }
-    let Some(fd) = pair::claim(d, d.side(), pours) else {
-        if !d.is_conn() {
-            // Another thread was faster, and needed the monitor's copy no more.
-            return went_to(d).ok_or(Errno::EBADF);
-        }
-        stats::fall_back(Reason::Switch);
-        conn::poison(d);
-        return Err(Errno::ECONNRESET);
-    };
+}
+
+/// The end of this side, `fd`, takes over.
+fn install(d: &'static Desc, fd: i32) -> Result<i32> {
     {
-        let Ok(_t) = token::enter(txh) else {
+        let Ok(_t) = token::enter(d.tx().2) else {
             let _ = sys::close(fd);
             return Err(Errno::EAGAIN);
         };
-        if !s.flags.look().has_left() {
-            // A consumer in the state in which the mover left the ring.
-            let at = &d.slot().migrated[d.side()];
-            let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
-            settle::apply_options(d, fd);
-            if !(h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) && pass_over(d, fd)) {
+        let step = Follower::HasEnd.next(d.path_state());
+        let here = match step {
+            Step::Install => {
+                if !path_switch::group_moves(&d.sock().flags) {
+                    // What a signal handler has noted behind the mover's back. (A second shutdown does no harm.)
+                    settle::shut(d, fd, !d.is_unix());
+                }
+                Ok(())
+            }
+            Step::Resend if resend(d, fd) => Ok(()),
+            Step::Done(there) => Err(Ok(there)),
+            Step::Lost => Err(Err(Errno::EBADF)),
+            _ => {
                 stats::fall_back(Reason::Switch);
                 conn::poison(d);
-                let _ = sys::close(fd);
-                return Err(Errno::ECONNRESET);
+                Err(Err(Errno::ECONNRESET))
             }
-            settle::shut(d, fd, true);
-            if d.is_unix() && peer_status(d) & status::SHUT_BOTH != 0 {
-                // It receives no more, and left saying so to this side: what it had not read had to come first.
-                let _ = sys::shutdown(fd, libc::SHUT_WR);
-            }
-            if settle::error_is_reported(d) {
-                settle::forget_error(fd);
-            }
-            s.flags.follow();
+        };
+        if let Err(end) = here {
+            let _ = sys::close(fd);
+            return end;
         }
     }
     stats::count(Counter::PathSwitch);
     let fd = process::high_fd(fd);
-    if conn::ring_has(d) && !s.flags.get().is_poisoned() {
+    if conn::ring_has(d) && !d.sock().flags.get().is_poisoned() {
         // Another thread may have been faster.
         if table::set_end(d, fd) {
             (watcher().also_kernel)(d, fd);
         } else {
             process::close_own(fd);
         }
-        return Ok(d.path().kernel_end().unwrap_or(-1));
+        return Ok(table::end_of(d).unwrap_or(-1));
     }
     settle::complete(d, fd)
 }
 
-/// None: nonsense, from which a read would leave the ring.
-fn half_at(head: u64, at: &fsocket_abi::channel::Migrated) -> Option<Half> {
-    let (base, limit) = (at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed));
-    let off = head.wrapping_sub(base) & (RING_CAP as u64 - 1);
-    if base > head || limit > RING_CAP as u64 - off {
+/// Send again what the mover did not take along, and skip what it has carried. The caller has the token of the sending
+/// direction. False: bytes are lost.
+fn resend(d: &'static Desc, fd: i32) -> bool {
+    let (r, tx, _) = d.tx();
+    settle::apply_options(d, fd);
+    let Some(h) = path_switch::resume_at(tx, &d.slot().migrated[d.side()]) else {
         stats::count(Counter::HostilePeer);
-        return None;
+        return false;
+    };
+    if !(pour_all(r, tx, &h, fd) && pass_over(d, fd)) {
+        return false;
     }
-    // SAFETY: a Half is atomics only; zero is valid.
-    let h: Half = unsafe { core::mem::zeroed() };
-    h.pos.store(head, Ordering::Relaxed);
-    h.base.store(base, Ordering::Relaxed);
-    h.limit.store(limit, Ordering::Relaxed);
-    Some(h)
+    settle::shut(d, fd, true);
+    if d.is_unix() && d.peer_status().has(status::SHUT_BOTH) {
+        // It receives no more, and left saying so to this side: what it had not read had to come first.
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+    }
+    if settle::error_is_reported(d) {
+        settle::forget_error(fd);
+    }
+    path_switch::followed(&d.sock().flags);
+    true
 }

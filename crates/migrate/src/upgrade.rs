@@ -1,25 +1,25 @@
-//! Kernel connections that go over to shared memory while they are in use.
+//! Kernel connections that move to shared memory while they are in use.
 //!
-//! A connection between two programs with the library can start in the kernel: one of them
-//! had no monitor yet, the client was bound, the queue was full. After some calls each side
-//! tells the monitor of its end; the one that has opened it asks for a slot to be
-//! connected with the other end. Both go over at one moment at which the
-//! stream is at rest in both directions: nothing is on its way, nothing waits to be
-//! read, no thread is inside a call on it. So there is nothing to be put in order,
-//! and no byte that could be lost. The slot's state decides:
+//! A connection between two programs with the library can start in the kernel: a program had no
+//! monitor yet, the client was bound, or the queue was full. After some calls each side shows its
+//! end to the monitor. The side that opened the connection (the *opener*) asks for a slot, and
+//! the monitor finds the side that accepted it (the *accepter*). Both ends move at one moment,
+//! when the stream is at rest in both directions: nothing is in flight, nothing waits to be read,
+//! and no thread is inside a call on the connection. So no bytes have to be put in order, and
+//! none can be lost. The slot's state decides:
 //!
-//! OFFERED (opener: its end is at rest, and these bytes have passed) -> TAKEN (accepter: mine, too,
-//! and the same; from here on it sends nothing) -> ESTABLISHED (opener) or REFUSED, by either.
+//! OFFERED (by the opener: its end is at rest, with these byte counts) -> TAKEN (by the accepter:
+//! its end is at rest, too, with the same counts; it sends nothing from here on) -> ESTABLISHED
+//! (by the opener), or REFUSED (by either).
 //!
-//! ([`fsocket_sync::handover`], model-checked.) The kernel connection stays behind the descriptors as
-//! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
-//! a call that comes while it is decided waits for that.
+//! ([`fsocket_sync::handover`], model-checked.) The kernel connection stays behind the
+//! descriptors as their placeholder. Before the decision,
+//! [`Calls`](fsocket_sync::handover::Calls) counts the running calls on such a connection. A call
+//! that comes during the decision waits for it.
 
 use crate::signals::Held;
 use crate::table::{self, Desc, Kind, DESCS};
-use crate::wait::{self, Sleeper};
 use crate::{ctl, lately, name, process, registry, route};
-use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_abi::flags::FlagSet;
 use fsocket_proto::{request, Addr};
@@ -32,6 +32,7 @@ mod passed;
 mod rest;
 pub mod unix;
 mod unix_rest;
+mod waiting;
 mod worth;
 
 pub use calls::init;
@@ -45,20 +46,21 @@ use passed::is_passed;
 use rest::{is_here, lingers, own_of, peer_of, rest_of, usual};
 use unix_rest::is_quiet;
 
-/// Calls between two tries of a connection that comes back when an operator lets its peer.
+/// For a connection that comes back when an operator allows its peer to come back: the number of
+/// calls between two tries.
 const PATIENT: u32 = 1024;
-/// So many receives after a try wait in a way in which the connection can go over, which costs three system calls each. The
-/// other end tries within its next 32 calls, if it is there.
+/// After a try, this many receives wait in a way that lets the connection move. Each of them
+/// costs three system calls more. If the other end exists, it tries within its next 32 calls.
 const WAITS: u32 = 64;
 
-/// May connections to other network namespaces of this host go over?
+/// May connections to other network namespaces of this host move?
 fn reaches_across(ip: &[u8; 16], port: u16) -> bool {
     let recorded = registry::mapped().is_some_and(|r| route::volatile(&r.pairs) != 0);
     recorded && !name::is_loopback(ip) && !lately::STRANGERS.has(ip, port)
 }
 
-/// A socket connects to `dst` over the kernel. False: no process there can ever share
-/// memory with us, forget it.
+/// The kernel is about to connect the socket to `dst`. False: no process there can ever share
+/// memory with this one, so the library does not track the connection.
 pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
     let across = reaches_across(&dst.ip, dst.port);
     if !wanted() || !(across || is_here(&dst.ip)) {
@@ -75,14 +77,14 @@ pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
     true
 }
 
-/// The kernel's `connect` of `d`, which was nothing yet, has failed with `error`. If the socket is
-/// unconnected again, it is as it was before, and the next one is over shared memory if it can be:
-/// a client that waits until its server is there.
+/// The kernel's `connect` of `d`, a socket without a path until then, has failed with `error`. If
+/// the socket is unconnected again, it becomes a fresh socket. Its next `connect` may use shared
+/// memory. (Some clients call `connect` until their server is there.)
 #[cold]
 pub fn failed(fd: i32, d: &Desc, error: &sys::errno::Saved) {
-    // What an epoll instance watches it watches in the kernel.
+    // If a kernel epoll instance watches the socket, it stays with the kernel.
     let ours = d.kind() == Kind::Kernel && !d.placeholder().is_watched();
-    // Then the kernel has something to say yet.
+    // After these errors the `connect` is not over.
     let says_more = [Errno::EINPROGRESS, Errno::EALREADY, Errno::EINTR, Errno::EISCONN];
     let pending = says_more.into_iter().any(|e| error.is(e));
     if ours && !pending && !crate::inspect::is_connected(fd) {
@@ -90,11 +92,11 @@ pub fn failed(fd: i32, d: &Desc, error: &sys::errno::Saved) {
     }
 }
 
-/// The kernel has accepted a connection; `addr` and `len` are what the caller of `accept`
-/// was told, or null.
+/// The kernel has accepted a connection; `addr` and `len` are the results of the caller's `accept`,
+/// or null.
 ///
 /// # Safety
-/// `addr` is null or readable for what `len` says.
+/// `addr` is null or readable for `*len` bytes.
 pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     if !wanted() || fd <= table::STDIO {
         return;
@@ -102,7 +104,8 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     let peer = if addr.is_null() || len.is_null() {
         peer_of(fd)
     } else {
-        // SAFETY: readable for what `len` says, which may lie anywhere; an address that did not fit is no address.
+        // SAFETY: `addr` is readable for `*len` bytes, and `len` may be unaligned. An address that did not fit
+        // counts as none.
         unsafe { name::parse(addr, len.read_unaligned()) }
     };
     let Some(peer) = peer else { return };
@@ -122,7 +125,7 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     }
 }
 
-/// For the kernel connection that `was` has become, and that may come back.
+/// The new description of the kernel connection that continues `was`, and that may come back.
 pub fn candidate(was: &Desc) -> Option<&'static Desc> {
     if !is_on() {
         return None;
@@ -137,27 +140,27 @@ pub fn candidate(was: &Desc) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// What a call wants.
+/// What a call does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     Send,
-    /// To receive without waiting.
+    /// A receive that does not wait.
     Look,
-    /// To receive; it waits unless the socket is non-blocking.
+    /// A receive that waits, unless the socket is non-blocking.
     Receive,
 }
 
-/// How a call on a descriptor that was no connection of ours goes on.
+/// How a call goes on, on a descriptor that was no connection over shared memory before.
 pub enum Entered {
-    /// It is one now.
+    /// The connection is in shared memory now.
     Ours,
-    /// In the kernel; keep the value for as long.
+    /// The call goes to the kernel; the value must live as long as the call.
     Kernel(Option<Using>),
-    /// A signal has ended its wait.
-    Interrupted,
+    /// The call's wait has ended: with EINTR by a signal, with EAGAIN after the time of SO_RCVTIMEO.
+    Ended(Errno),
 }
 
-/// A call of the kernel's on a connection that may go over.
+/// A call in the kernel on a connection that may move.
 pub struct Using(&'static Desc);
 
 impl Drop for Using {
@@ -166,13 +169,13 @@ impl Drop for Using {
     }
 }
 
-/// Is it a kernel connection that may go over? If not, [`enter`] changes nothing.
+/// Is `fd` a kernel connection that may move? If not, [`enter`] changes nothing.
 #[inline(always)]
 pub fn is_candidate(fd: i32) -> bool {
     table::lookup(fd).is_some_and(|d| d.kind() == Kind::Kernel)
 }
 
-/// Before a call on a descriptor.
+/// Called before a call on a descriptor.
 #[inline(always)]
 pub fn enter(fd: i32, call: Call) -> Entered {
     match table::lookup(fd) {
@@ -193,13 +196,16 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
     if calls >= d.kernel().next_try() {
         consider(fd, d, call, calls);
     }
-    // The accepter has offered its end. Between namespaces the opener has tried once: perhaps a thread that
-    // only receives was inside the kernel.
+    // The accepter has offered its end, or (between namespaces) the opener has tried once. The
+    // other side may have come since: look. A thread that only receives may have been inside the
+    // kernel.
     let both = d.is_server() || d.kernel().is_across();
     if both && d.kernel().tries() > 0 {
         ctl::poll();
-        if call == Call::Receive && wait(fd, d) {
-            return Entered::Interrupted;
+        if call == Call::Receive {
+            if let Err(e) = waiting::wait(fd, d) {
+                return Entered::Ended(e);
+            }
         }
     }
     loop {
@@ -214,16 +220,17 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
             Entry::Wait => sys::nanosleep(20_000),
             Entry::Counted => {
                 let using = Using(d);
-                // It may have gone over before we counted.
+                // The connection may have moved before this call was counted as running.
                 return if d.is_conn() { Entered::Ours } else { Entered::Kernel(Some(using)) };
             }
         }
     }
 }
 
-/// As how many calls one counts. Between network namespaces each byte in the kernel is dear, so a
-/// connection that is asked something again goes over soon: the third request, or the second answer, is
-/// the first try, unless another one has tried right before. A connection for one request pays nothing.
+/// How much one call counts towards the next try. Between network namespaces each byte through
+/// the kernel is expensive, so a connection with several requests moves soon: the first try is at
+/// the third request or the second answer, unless another connection has tried right before. A
+/// connection with one request has no extra cost.
 fn weight(d: &Desc, call: Call) -> u32 {
     if !d.kernel().is_across() {
         return 1;
@@ -235,73 +242,32 @@ fn weight(d: &Desc, call: Call) -> u32 {
     }
 }
 
-/// The same for a number.
+/// As [`give_up`], for a descriptor.
 pub fn give_up_fd(fd: i32) {
     if let Some(d) = table::lookup(fd) {
         give_up(d);
     }
 }
 
-/// Others will have our descriptors.
+/// Other processes will have the descriptors, so no kernel connection of this process will move.
 pub fn give_up_all() {
     let ours = |d: &&Desc| d.kind() == Kind::Kernel && d.is_used();
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(ours).for_each(give_up);
 }
 
-/// In a forked child.
+/// In a forked child: drops the parent's messages, and tracks inherited Unix connections again.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     offer::become_child();
     passed::become_child();
 }
 
-/// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
-fn wait(fd: i32, d: &Desc) -> bool {
-    // The others stay inside the kernel, as those before the first try.
-    if !d.kernel().may_wait() {
-        return false;
-    }
-    if !is_unlimited(fd, d) {
-        d.kernel().allow_waits(0);
-        return false;
-    }
-    loop {
-        let Some(mut sleeper) = Sleeper::new() else { return false };
-        // The waker before the look; `went_over` does the reverse.
-        fence(Ordering::SeqCst);
-        let ours = d.kind() != Kind::Kernel || d.kernel().stays();
-        let mut p = [fd, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        let r = match ours {
-            true => Ok(0),
-            // SAFETY: no mask.
-            false => unsafe { wait::sleep(&mut p, Some(&mut sleeper), None, core::ptr::null()) },
-        };
-        sleeper.end(|_| ());
-        wait::heed(&p);
-        if ours || p[0].revents != 0 || d.kind() != Kind::Kernel {
-            return false;
-        }
-        if r == Err(Errno::EINTR) && !wait::restarts(false) {
-            return true;
-        }
-    }
-}
-
-/// Does a receive wait until something comes?
-fn is_unlimited(fd: i32, d: &Desc) -> bool {
-    let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
-    let mut t = [0u8; 16];
-    blocking
-        && d.options().receive_timeout() == 0
-        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_ok()
-        && t == [0; 16]
-}
-
-/// Enough calls have gone by for a try.
+/// Enough calls were made for a try: tries to move, or puts it off.
 fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
-    /// A side that never sends is tried while it receives.
+    /// After this many more calls, a side that never sends tries while it receives.
     const QUIET: u32 = 16;
-    // No try: one late answer would use up all of a busy connection.
+    // The monitor is slow, so there is no try now: one late answer would use up all tries of a
+    // busy connection.
     if ctl::is_slow() {
         return d.kernel().set_next_try(calls.saturating_add(CALLS));
     }
@@ -312,7 +278,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     // Another thread may have tried meanwhile.
     let late = calls.saturating_sub(d.kernel().next_try());
-    // Before a request most connections are at rest; behind it the answer may be on its way.
+    // Before a request most connections are at rest. After it, the answer may be in flight.
     if opener && (call != Call::Send && late < QUIET || late < LOOKS && rest_of(fd, d).is_none()) {
         return;
     }
@@ -344,10 +310,11 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if !opener {
         let across = d.kernel().is_across();
         let offer = request::Offer { name: key(d), across, received: is_passed(d) };
-        // With an answer: until the monitor has read it the message holds the socket, and a close
-        // of the program's would not end the connection.
+        // The message needs an answer, because it carries the socket until the monitor has read
+        // it. Until then a close by the program would not end the connection.
         match ctl::request(offer, Some(fd)) {
-            // The monitor keeps it until the opener asks, or there are very many of this process's.
+            // The monitor keeps the offer until the opener asks, or until this process has very
+            // many of them.
             Ok(_) => {
                 let times = if tries == 0 { 16 } else { longer };
                 d.kernel().set_next_try(calls.saturating_mul(times).min(most));
@@ -358,7 +325,8 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         }
         return;
     }
-    // A handler that comes in between would wait for us.
+    // A signal handler that makes a call on the connection would wait for this thread, so signals
+    // are blocked.
     let _held = Held::all();
     rests_soon(fd, d);
     if d.kernel().decide() {
@@ -367,7 +335,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
 }
 
-/// A stream in one direction rests once its reader has what there is: wait a moment for that.
+/// A stream in one direction is at rest once its reader has all bytes. Waits a moment for that.
 fn rests_soon(fd: i32, d: &Desc) {
     const MOMENT: u64 = 1_000_000;
     const NAP: u64 = 20_000;
@@ -377,7 +345,7 @@ fn rests_soon(fd: i32, d: &Desc) {
     }
 }
 
-/// The other end of a connection that was accepted is on another host.
+/// The other end of an accepted connection turned out to be on another host.
 fn stranger(fd: i32, d: &Desc) {
     worth::is_stranger(d);
     if d.is_unix() {

@@ -1,4 +1,4 @@
-//! Addresses: which are this host's own, and how they look in a report.
+//! Addresses: whether one belongs to this host, and how reports show addresses.
 
 use fsocket_proto::Addr;
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub const V4_ANY: [u8; 16] = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().octets();
 pub const V6_ANY: [u8; 16] = [0; 16];
 
-/// IPv4, in v4-mapped form.
+/// Whether this is an IPv4 address, in v4-mapped form.
 pub fn is_v4(ip: &[u8; 16]) -> bool {
     Ipv6Addr::from(*ip).to_ipv4_mapped().is_some()
 }
@@ -16,13 +16,12 @@ pub fn is_loopback(ip: &[u8; 16]) -> bool {
     Ipv6Addr::from(*ip).to_canonical().is_loopback()
 }
 
-/// fe80::/10: means another host on another link.
+/// fe80::/10: the same address means different hosts on different links.
 pub fn is_link_local(ip: &[u8; 16]) -> bool {
     ip[0] == 0xfe && ip[1] & 0xc0 == 0x80
 }
 
-/// What the kernel makes of a destination: the unspecified address is
-/// loopback.
+/// The kernel's view of a destination: the unspecified address is loopback.
 pub fn destination(ip: [u8; 16]) -> [u8; 16] {
     match ip {
         V4_ANY => Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
@@ -41,43 +40,44 @@ pub fn show(addr: &Addr) -> String {
     SocketAddr::new(ip, addr.port).to_string()
 }
 
-/// The same for an address without a family.
+/// Like [`show`], for an address without a family.
 pub fn show_ip(ip: &[u8; 16], port: u16) -> String {
     SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)).to_canonical(), port).to_string()
 }
 
-/// As the kernel numbers sockets: IPv4 wherever it is.
+/// The form in which the kernel lists sockets: a v4-mapped address becomes IPv4.
 pub fn canonical(a: SocketAddr) -> SocketAddr {
     SocketAddr::new(a.ip().to_canonical(), a.port())
 }
 
-/// This host's own addresses beyond loopback, v4-mapped, in this process's
-/// network namespace.
+/// This host's addresses, v4-mapped, in the network namespace of this process. Loopback and
+/// link-local addresses are left out.
 pub fn local_addresses() -> BTreeSet<[u8; 16]> {
     let mut found = BTreeSet::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` is valid for the write; freed below.
+    // SAFETY: `list` is valid for the write. `freeifaddrs` below frees the result.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return found;
     }
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: an element of the list that getifaddrs made, not yet freed.
+        // SAFETY: `next` is not null, and is an element of the list that `getifaddrs` made and
+        // that is freed only after the loop.
         let entry = unsafe { &*next };
         next = entry.ifa_next;
         if entry.ifa_addr.is_null() {
             continue;
         }
-        // SAFETY: not null; getifaddrs stores a complete sockaddr of the family
-        // that it names, aligned for it.
+        // SAFETY: the pointer is not null, and `getifaddrs` stores a complete, aligned sockaddr
+        // there.
         let ip = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
-                // SAFETY: an address of AF_INET is a whole sockaddr_in.
+                // SAFETY: for AF_INET, `getifaddrs` stores a whole sockaddr_in.
                 let sin = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
                 Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes()).to_ipv6_mapped().octets()
             }
             libc::AF_INET6 => {
-                // SAFETY: an address of AF_INET6 is a whole sockaddr_in6.
+                // SAFETY: for AF_INET6, `getifaddrs` stores a whole sockaddr_in6.
                 let sin6 = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
                 sin6.sin6_addr.s6_addr
             }
@@ -87,24 +87,9 @@ pub fn local_addresses() -> BTreeSet<[u8; 16]> {
             found.insert(ip);
         }
     }
-    // SAFETY: made by getifaddrs and freed once.
+    // SAFETY: `getifaddrs` made the list, no reference to it is left, and it is freed once.
     unsafe { libc::freeifaddrs(list) };
     found
-}
-
-/// A netlink socket that becomes readable when an address comes or goes.
-pub fn watch_addresses() -> std::io::Result<rustix::fd::OwnedFd> {
-    use rustix::net::{netlink, AddressFamily, SocketFlags, SocketType};
-    let fd = rustix::net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        // NETLINK_ROUTE is protocol 0, the default.
-        None,
-    )?;
-    let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
-    rustix::net::bind(&fd, &netlink::SocketAddrNetlink::new(0, groups))?;
-    Ok(fd)
 }
 
 #[cfg(test)]

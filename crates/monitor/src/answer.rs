@@ -1,4 +1,4 @@
-//! Answers to what clients ask for.
+//! Answers to the requests of clients.
 
 use crate::foreign::ForeignFd;
 use fsocket_proto::Message;
@@ -8,15 +8,16 @@ use std::rc::Rc;
 /// The answer to a request, and the descriptor that goes with it.
 pub type Answer<A> = Result<(A, Option<Rc<ForeignFd>>), Errno>;
 
-/// The answer to one request as that to any.
+/// Converts the answer to one kind of request into an answer of any kind.
 pub fn any<A: Into<Message>>(answer: Answer<A>) -> Answer<Message> {
     answer.map(|(answer, fd)| (answer.into(), fd))
 }
 
-/// Ends the client that sent such a thing.
+/// A violation of the protocol. The monitor drops the client that sent it.
 pub struct Misbehaved(pub &'static str);
 
-/// An answer that is too long for a message: its length, and a memfd. The memfd counts for user `uid`.
+/// An answer that does not fit into a message: the length of the JSON text, and a memfd with it.
+/// The memfd counts for user `uid`.
 pub fn answer_json(uid: u32, what: &impl serde::Serialize) -> Answer<u64> {
     let json = serde_json::to_vec(what).map_err(|_| Errno::NOMEM)?;
     let fd = crate::memory::memfd_of("fastsocket-answer", &json)

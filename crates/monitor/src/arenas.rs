@@ -24,7 +24,7 @@ const HUGETLBFS: i64 = 0x958458f6;
 /// Values of all counters, by index.
 pub type Totals = [u64; COUNTERS.len()];
 
-/// What was accepted, by zone and kind.
+/// Accepted connections, by zone and kind.
 pub type ZoneTotals = BTreeMap<u32, [u64; 4]>;
 
 pub struct ArenaMem {
@@ -46,7 +46,7 @@ impl ArenaMem {
         if !rustix::fs::fcntl_get_seals(of)?.contains(needed) || rustix::fs::fstat(of)?.st_size != ARENA_SIZE as i64 {
             return Err(Errno::INVAL);
         }
-        // Huge pages that are not there: to read them would end this process.
+        // Huge pages may be missing: to read them would end this process.
         if rustix::fs::fstatfs(of)?.f_type as i64 == HUGETLBFS {
             return Err(Errno::INVAL);
         }
@@ -136,13 +136,13 @@ impl ArenaMem {
     pub fn live_counters(&self) -> Totals {
         let mut sum: Totals = std::array::from_fn(|i| self.stats().counter[i].load(Ordering::Relaxed));
         for sock in self.open_socks() {
-            add(&mut sum[Counter::TxBytes as usize], sock.tx.bytes.load(Ordering::Relaxed));
-            add(&mut sum[Counter::RxBytes as usize], sock.rx.bytes.load(Ordering::Relaxed));
+            add(&mut sum[Counter::TxBytes as usize], sock.tx.bytes());
+            add(&mut sum[Counter::RxBytes as usize], sock.rx.bytes());
         }
         sum
     }
 
-    /// What was accepted in each zone that accepted anything.
+    /// Accepted connections of each zone that accepted any.
     pub fn zones(&self) -> impl Iterator<Item = (u32, [u64; 4])> + '_ {
         let read = |z: &Zone| std::array::from_fn(|i| z.accepted[i].load(Ordering::Relaxed));
         self.each_zone().map(move |(cpu, z)| (cpu, read(z))).filter(|(_, a)| *a != [0; 4])
@@ -192,7 +192,7 @@ pub fn add_all(totals: &mut Totals, more: &Totals) {
     }
 }
 
-/// What processes that have ended have counted, by user.
+/// Counts of processes that have ended, by user.
 #[derive(Default)]
 pub struct Ended {
     pub counters: BTreeMap<u32, Totals>,
@@ -200,7 +200,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What a process without an arena has counted.
+    /// Adds the counts of a process without an arena.
     pub fn add(&mut self, told: &Totals, uid: u32) {
         add_all(self.counters.entry(uid).or_insert([0; COUNTERS.len()]), told);
     }
@@ -221,12 +221,12 @@ pub struct Arena {
     pub creator: ConnId,
     pub family: FamilyId,
     pub uid: u32,
-    /// Of the processes that have shown it.
+    /// The user of the processes that have shown it.
     pub rights: Rights,
-    /// Live processes that have it mapped: its creator and those forked since.
+    /// Live processes that have mapped the arena: its creator and those forked since.
     pub users: BTreeSet<ConnId>,
     pub mem: Rc<ArenaMem>,
-    /// Tells its processes when this one dies.
+    /// Tells the processes of the arena when the monitor dies.
     pub lifeline: Option<Lifeline>,
 }
 

@@ -1,4 +1,4 @@
-//! Connected processes and what waits to be sent to them.
+//! Connected processes, and the messages that wait to be sent to them.
 
 use crate::{wire, ChannelId, ConnId, FamilyId};
 pub use client::Client;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// After which time messages are sent again for which the kernel had no room.
+/// When the kernel has no room for a message, the monitor sends it again after this time.
 const SEND_AGAIN: Duration = Duration::from_millis(10);
 
 /// `1234 (nginx)`.
@@ -31,28 +31,29 @@ impl std::fmt::Display for Name<'_> {
     }
 }
 
-/// The waiter that is rung, and the process that rings; none: the monitor itself.
+/// The waiter to be woken, and the process that rings. `None`: the monitor itself rings.
 type How = (Waiter, Option<ConnId>);
 
-/// All clients. A client that must go is only noted in `doomed`, because its
-/// end touches everything else; the event loop does that in between.
+/// All clients. A client that must go is only noted in `doomed`, because removing it touches all
+/// other state. The event loop removes it later.
 pub struct Clients {
     all: HashMap<ConnId, Client>,
     epoll: Rc<OwnedFd>,
     last_id: ConnId,
     pub doomed: Vec<ConnId>,
-    /// To whom the kernel had no room to send, and when to try again.
+    /// Clients for whose messages the kernel had no room, and when to send again.
     unsent: BTreeSet<ConnId>,
     pub send_again: Option<Instant>,
-    /// Processes by their part of a [`waker_key`](fsocket_abi::channel::waker_key).
+    /// Processes, by the part of a [`waker_key`](fsocket_abi::channel::waker_key) that names the
+    /// process.
     by_key: HashMap<u64, Vec<ConnId>>,
-    /// To be woken: process, waker and channel, and what [`notice::Woken`] says besides. Noted while other things are
-    /// borrowed, sent by [`Self::send_wakes`].
+    /// Wake-ups to be sent: process, waker and channel, and the other fields of [`notice::Woken`].
+    /// They are noted while other state is borrowed, and sent by [`Self::send_wakes`].
     wakes: RefCell<BTreeMap<(ConnId, u8, ChannelId), How>>,
 }
 
 impl Clients {
-    /// `first_id`: numbers below are other things in the epoll instance.
+    /// `first_id`: lower numbers in the epoll instance mean other things than clients.
     pub fn new(epoll: Rc<OwnedFd>, first_id: ConnId) -> Clients {
         Clients {
             all: HashMap::new(),
@@ -74,7 +75,7 @@ impl Clients {
         self.all.get_mut(&id)
     }
 
-    /// For messages: which process and program.
+    /// Process and program of a client, for log messages.
     pub fn name(&self, id: ConnId) -> Name<'_> {
         Name(self.all.get(&id))
     }
@@ -88,7 +89,7 @@ impl Clients {
     }
 
     /// # Errors
-    /// Of `epoll_ctl`; the client is then not added.
+    /// Those of `epoll_ctl`; the client is then not added.
     pub fn add(&mut self, client: Client) -> Result<ConnId, Errno> {
         self.last_id += 1;
         epoll::add(&*self.epoll, client.fd.as_fd(), EventData::new_u64(self.last_id), client.interest)?;
@@ -100,8 +101,8 @@ impl Clients {
 
     pub fn remove(&mut self, id: ConnId) -> Option<Client> {
         let client = self.all.remove(&id)?;
-        // Explicitly: somebody else may have a duplicate of an adopted socket,
-        // and closing ours would leave it in the set.
+        // Removed explicitly: another process may have a duplicate of an adopted control socket.
+        // Then closing the monitor's copy would leave the socket in the epoll instance.
         let _ = epoll::delete(&*self.epoll, client.fd.as_fd());
         if let Some(owners) = self.by_key.get_mut(&(client.nonce & !KEY_WAKER)) {
             owners.retain(|o| *o != id);
@@ -119,7 +120,8 @@ impl Clients {
         }
     }
 
-    /// Sends an answer, or what the process itself has caused, now or as soon as it reads.
+    /// Sends an answer, or another message that the process itself has caused: now, or as soon as
+    /// the process reads.
     pub fn send(&mut self, id: ConnId, out: Outgoing) {
         if self.all.get(&id).is_some_and(|client| client.out.is_too_long()) {
             return self.doom(id, "it does not read");
@@ -127,12 +129,14 @@ impl Clients {
         self.queue(id, out, Cause::Own);
     }
 
-    /// Sends what says how things are: of each thing once, whoever has changed it, and however often.
+    /// Sends a message about the state of something. The queue has each such message at most once,
+    /// even if several processes change the thing several times.
     pub fn notify(&mut self, id: ConnId, notice: impl Payload) {
         self.queue(id, Outgoing::of(notice), Cause::State);
     }
 
-    /// Sends what another process causes. False: that one has sent too much that this one has not read, and is refused.
+    /// Sends a message that another process `by` causes. False: too many messages of `by` are
+    /// unread here, and this one is refused.
     pub fn send_for(&mut self, by: ConnId, id: ConnId, out: Outgoing) -> bool {
         let has_room = self.has_room(by, id, 1);
         if let Some(cause) = self.by(by).filter(|_| has_room) {
@@ -141,7 +145,7 @@ impl Clients {
         has_room
     }
 
-    /// May process `by` cause so many messages to another one?
+    /// Whether process `by` may cause this many more messages to process `id`.
     pub fn has_room(&self, by: ConnId, id: ConnId, more: u32) -> bool {
         self.all.get(&id).zip(self.by(by)).is_some_and(|(client, by)| client.out.has_room(by, more))
     }
@@ -159,7 +163,7 @@ impl Clients {
         self.flush(id);
     }
 
-    /// Sends what the kernel had no room for.
+    /// Sends again what the kernel had no room for.
     pub fn send_again_if_due(&mut self) {
         if self.send_again.is_some_and(|at| at <= Instant::now()) {
             self.send_again = None;
@@ -169,7 +173,7 @@ impl Clients {
         }
     }
 
-    /// Sends what can be sent.
+    /// Sends as many waiting messages as the socket takes.
     pub fn flush(&mut self, id: ConnId) {
         let Some(client) = self.all.get_mut(&id) else { return };
         let mut unasked = false;
@@ -190,8 +194,9 @@ impl Clients {
                     client.out.pop();
                 }
                 Err(Errno::AGAIN) => break,
-                // The kernel lacks something; that is no fault of this process, whose connections
-                // would be reset. The socket is writable, so nothing but time says when to try again.
+                // The kernel lacks memory or another resource. This is no fault of the process, so
+                // it is not dropped (which would reset its connections). The socket stays
+                // writable, so only a timer can say when to send again.
                 Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
                     no_room = true;
                     self.unsent.insert(id);
@@ -199,8 +204,8 @@ impl Clients {
                     break;
                 }
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN | Errno::CONNREFUSED) => {
-                    // Gone; but what it sent before is still to be read (an
-                    // ADOPT, say). The end comes when that is done.
+                    // The process has closed its end. Requests that it sent before (ADOPT, for
+                    // example) are still to be read. The client is removed after that.
                     client.out.clear();
                 }
                 Err(_) => {
@@ -225,7 +230,7 @@ impl Clients {
         }
     }
 
-    /// A process has said its nonce, or its parent has.
+    /// Notes the nonce of a process, which the process itself or its parent has told.
     pub fn named(&mut self, id: ConnId, nonce: u64) {
         let owners = self.by_key.entry(nonce & !KEY_WAKER).or_default();
         if nonce != 0 && !owners.contains(&id) {
@@ -233,14 +238,15 @@ impl Clients {
         }
     }
 
-    /// The process with a [`waker_key`](fsocket_abi::channel::waker_key) whose family `fits`. Nonces
-    /// are chosen by clients: a stranger with the same one is not it.
+    /// The process that a [`waker_key`](fsocket_abi::channel::waker_key) names and whose family
+    /// `fits`. Clients choose their nonces, so an unrelated process may have the same nonce.
+    /// `fits` excludes it.
     pub fn by_key(&self, key: u64, fits: impl Fn(FamilyId) -> bool) -> Option<ConnId> {
         let owners = self.by_key.get(&(key & !KEY_WAKER))?;
         owners.iter().copied().find(|id| self.all.get(id).is_some_and(|c| fits(c.family)))
     }
 
-    /// The thread with this key is to be woken, if its family `fits`.
+    /// Notes that the thread with this key is to be woken, if its process's family `fits`.
     pub fn wake(&self, key: u64, fits: impl Fn(FamilyId) -> bool, channel: ChannelId, how: (Waiter, Option<ConnId>)) {
         let waker = ((key & KEY_WAKER) as u8).checked_sub(1);
         if let (Some(waker), Some(id)) = (waker, self.by_key(key, fits)) {
@@ -248,15 +254,17 @@ impl Clients {
         }
     }
 
-    /// Something has changed for those of these processes that sleep on a connection ([`fsocket_abi::arena::news_of`]) and `fit`:
-    /// also if their peer has taken them from the words that it can write.
+    /// Tells the processes that `fit` that something has changed for threads that sleep on a
+    /// connection ([`fsocket_abi::arena::news_of`]). This works even if a malicious peer has
+    /// removed those threads from the shared words that it can write.
     pub fn tell_news(&self, processes: &BTreeSet<ConnId>, fits: impl Fn(FamilyId) -> bool, index: usize) {
         let of = |id| self.all.get(id).filter(|c| fits(c.family)).and_then(|c| c.arena.as_ref());
         processes.iter().filter_map(of).for_each(|arena| arena.tell_news(index));
     }
 
-    /// Sends [`notice::Woken`] to those that [`Self::wake`] has named. One message for each waker and channel, and not many with
-    /// the name of a channel, however often they are rung while their process does not read.
+    /// Sends [`notice::Woken`] for each wake-up that [`Self::wake`] has noted: one message for
+    /// each waker and channel. If many wake-ups of a process are unread, later ones do not name
+    /// the channel. So their number stays bounded while the process does not read.
     pub fn send_wakes(&mut self) {
         const NAMED: usize = 16;
         const NAMED_IN_ALL: usize = 128;

@@ -1,41 +1,47 @@
-//! Threads that close what clients have touched.
+//! Threads that close descriptors and memory which clients have touched.
 //!
-//! To close a socket can take as long as its options say (SO_LINGER), to free memory as long as there is much of it, and
-//! to close a file as long as its file system likes (FUSE). The loop does none of that. Each lane has its own threads, so
-//! that what cannot be interrupted holds up nothing else, and within a lane users take turns.
+//! Closing a socket can take as long as its options say (SO_LINGER). Closing a file can take as
+//! long as its file system wants (FUSE). Freeing memory takes longer if there is much of it. So
+//! the event loop does none of this. Each kind of object has a *lane* with its own threads: an
+//! object whose close cannot be interrupted delays only its own lane. Within a lane, users take
+//! turns.
 
+use crate::by_user::{ByUser, Counts};
 use crate::memory::Mapping;
 use crate::watchdog::Watchdog;
 use crate::{ancillary, descriptor};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::Shutdown;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A signal ends each wait in a lane after this time. (A close that is interrupted has closed.)
+/// A signal ends each wait in a lane after this time. (An interrupted `close` has closed the
+/// descriptor.)
 const PATIENCE: Duration = Duration::from_micros(200);
-/// Threads of the last lane stay so long without work.
+/// An idle thread of the last two lanes ends after this time.
 const IDLE: Duration = Duration::from_secs(1);
-/// Descriptors of a user that wait to be closed: beyond it nothing more is taken from that user.
+/// Descriptors of one user that may wait to be closed. Beyond this number the monitor takes no
+/// more from that user.
 const WAITING: usize = 4096;
-/// The same of [`Lane::Other`]. (The library sends no such files, but for a pidfd now and then.)
+/// The same limit for [`Lane::Other`]. (The library sends no such files, except for a pidfd now
+/// and then.)
 const OTHERS: usize = 16;
-/// After this time a thread is asked for again for which there was no place, and whether a process that was dropped has
-/// received what was sent.
+/// After this time the closer tries again to start a thread that could not be started. It also
+/// looks again whether a dropped process has received what was sent to it.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Where something is closed.
+/// The lane in which an object is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Sockets of TCP, and control sockets: each wait ends with a signal.
+    /// TCP sockets and control sockets. A signal ends each wait.
     Socket,
-    /// Memory: it takes time, and waits for nobody.
+    /// Memory. Freeing it takes time but never waits.
     Memory,
-    /// Unix sockets: files that were passed and not received are closed with them, and that may never end. A thread for
-    /// each user, and few.
+    /// Unix sockets. With such a socket the kernel also closes files that were sent to it and not
+    /// received, which may never end. Each user has at most one thread, and there are few threads.
     Unix,
-    /// Anything else, in the same way.
+    /// Anything else, with threads as for [`Lane::Unix`].
     Other,
 }
 
@@ -50,19 +56,20 @@ impl Lane {
     }
 }
 
-/// What is left to be closed.
+/// An object that is to be closed.
 pub enum Remains {
     Fd(OwnedFd),
-    /// A control socket: what was sent to it and not read is closed one by one. It stays open, and counts for its user,
-    /// for so many descriptors until the process has received what was sent from here, or has closed its end.
+    /// A control socket. Unread messages and their descriptors are closed one by one. The socket
+    /// stays open until the process has received all that the monitor sent, or has closed its end.
+    /// Until then the socket counts as this many descriptors of its user.
     Control(OwnedFd, u64),
     Memory(Mapping),
 }
 
 #[derive(Default)]
 struct Queue {
-    waiting: BTreeMap<u32, VecDeque<Remains>>,
-    /// Users for whom a thread is at work.
+    waiting: ByUser<Remains>,
+    /// Users with an object that a thread is closing now.
     busy: BTreeSet<u32>,
     /// The user who was served last.
     last: u32,
@@ -71,15 +78,10 @@ struct Queue {
 }
 
 impl Queue {
-    /// Of the user after the one before whom no thread serves.
+    /// Takes an object of the next user, except users whose objects a thread is closing now.
     fn take(&mut self) -> Option<(u32, Remains)> {
-        let after = self.last.checked_add(1).into_iter().flat_map(|next| self.waiting.range(next..));
-        let uid = after.chain(self.waiting.range(..)).map(|(uid, _)| *uid).find(|uid| !self.busy.contains(uid))?;
-        let waiting = self.waiting.get_mut(&uid)?;
-        let first = waiting.pop_front()?;
-        if waiting.is_empty() {
-            self.waiting.remove(&uid);
-        }
+        let uid = self.waiting.users_after(self.last).find(|uid| !self.busy.contains(uid))?;
+        let first = self.waiting.take(uid)?;
         self.last = uid;
         self.busy.insert(uid);
         Some((uid, first))
@@ -89,13 +91,14 @@ impl Queue {
 #[derive(Default)]
 struct State {
     lanes: [Queue; LANES.len()],
-    /// Descriptors and mappings that there are for each user, with those that wait here.
-    held: BTreeMap<u32, u64>,
+    /// Number of descriptors and mappings of each user, including those that wait here.
+    held: Counts<u32>,
     all: u64,
-    /// Control sockets from which something is in flight still, and when the first of them was looked at.
+    /// Control sockets whose process has not received everything yet, and when the first of them
+    /// was looked at.
     unreceived: Vec<(u32, Remains)>,
     looked: Option<Instant>,
-    /// There was no thread to be had: when to ask again.
+    /// When to try again to start a thread, after the system refused one.
     again: Option<Instant>,
     is_over: bool,
 }
@@ -106,18 +109,18 @@ impl State {
         self.unreceived.push((uid, fd));
     }
 
-    /// Has those looked at again for which it is time.
+    /// Puts such sockets back into their lane when [`AGAIN`] has passed.
     fn look_again(&mut self) {
         if self.looked.is_some_and(|at| at.elapsed() >= AGAIN) {
             self.looked = None;
             for (uid, fd) in std::mem::take(&mut self.unreceived) {
-                self.lanes[Lane::Socket as usize].waiting.entry(uid).or_default().push_back(fd);
+                self.lanes[Lane::Socket as usize].waiting.add(uid, fd);
             }
         }
     }
 }
 
-/// Closes for one loop, and counts what users have open there.
+/// Closes objects for one event loop, and counts what each user has open in that loop.
 #[derive(Default)]
 pub struct Closer {
     state: Mutex<State>,
@@ -129,50 +132,47 @@ impl Closer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The user has so many more.
+    /// Adds to the number of this user's open objects.
     pub fn count(&self, uid: u32, more: i64) {
         let mut state = self.lock();
-        let held = state.held.entry(uid).or_default();
-        *held = held.saturating_add_signed(more);
-        if *held == 0 {
-            state.held.remove(&uid);
-        }
+        state.held.change(uid, more);
         state.all = state.all.saturating_add_signed(more);
     }
 
-    /// What this user has, and all users have.
+    /// The number of open objects of this user, and of all users.
     pub fn held(&self, uid: u32) -> (u64, u64) {
         let state = self.lock();
-        (state.held.get(&uid).copied().unwrap_or_default(), state.all)
+        (state.held.of(uid), state.all)
     }
 
-    /// What each user has.
+    /// The number of open objects of each user.
     pub fn by_user(&self) -> Vec<(u32, u64)> {
-        self.lock().held.iter().map(|(uid, n)| (*uid, *n)).collect()
+        self.lock().held.iter().collect()
     }
 
-    /// Whether so much of this user's waits to be closed that nothing more is taken from it.
+    /// Whether so many of this user's objects wait to be closed that the monitor must take no more
+    /// from that user.
     pub fn is_full(&self, uid: u32) -> bool {
         let state = self.lock();
-        let waits = |lane: Lane| state.lanes[lane as usize].waiting.get(&uid).map_or(0, VecDeque::len);
+        let waits = |lane: Lane| state.lanes[lane as usize].waiting.waiting(uid);
         waits(Lane::Other) > OTHERS
             || [Lane::Socket, Lane::Memory, Lane::Unix].map(waits).iter().sum::<usize>() > WAITING
     }
 
-    /// Threads that close, now.
+    /// Number of threads now.
     pub fn threads(&self) -> usize {
         self.lock().lanes.iter().map(|q| q.threads).sum()
     }
 
-    /// Closes it some time. It stays counted until then.
+    /// Hands over an object to be closed later. It counts for its user until then.
     pub fn put(self: &Arc<Closer>, lane: Lane, uid: u32, remains: Remains) {
         let mut state = self.lock();
-        state.lanes[lane as usize].waiting.entry(uid).or_default().push_back(remains);
+        state.lanes[lane as usize].waiting.add(uid, remains);
         drop(state);
         self.needs_thread(lane);
     }
 
-    /// Something waits in this lane: a thread is woken for it, or begun.
+    /// Wakes or starts a thread for this lane, because an object waits there.
     fn needs_thread(self: &Arc<Closer>, lane: Lane) {
         let mut state = self.lock();
         let queue = &mut state.lanes[lane as usize];
@@ -186,7 +186,8 @@ impl Closer {
         drop(state);
         let this = self.clone();
         let begun = std::thread::Builder::new().name("close".into()).stack_size(128 * 1024);
-        // (No thread, by a limit of tasks: what waits counts for its user until there is one.)
+        // (If a limit of tasks forbids the thread, the objects wait and still count for their
+        // user.)
         if begun.spawn(move || this.work(lane)).is_err() {
             let mut state = self.lock();
             state.lanes[lane as usize].threads -= 1;
@@ -199,14 +200,14 @@ impl Closer {
         self.lock().again
     }
 
-    /// Begins the threads for which there was no place.
+    /// Tries again to start the threads that could not be started.
     pub fn begin_again_if_due(self: &Arc<Closer>) {
         let mut state = self.lock();
         if state.again.is_none_or(|at| at > Instant::now()) {
             return;
         }
         state.again = None;
-        let waits = |lane: &Lane| !state.lanes[*lane as usize].waiting.is_empty();
+        let waits = |lane: &Lane| state.lanes[*lane as usize].waiting.users().next().is_some();
         let lanes: Vec<_> = LANES.into_iter().filter(waits).collect();
         drop(state);
         lanes.into_iter().for_each(|lane| self.needs_thread(lane));
@@ -239,7 +240,7 @@ impl Closer {
         }
     }
 
-    /// The next one; it waits for it. None: this thread is not needed any more.
+    /// Waits for the next object. `None`: this thread is not needed any more.
     fn next(&self, lane: Lane, watchdog: Option<&Watchdog>) -> Option<(u32, Remains)> {
         let mut state = self.lock();
         loop {
@@ -250,7 +251,8 @@ impl Closer {
             if let Some(next) = queue.take() {
                 return Some(next);
             }
-            // (Users whose turn it cannot be are served by the thread that is at work for them.)
+            // (If objects of a busy user wait, the thread that works for that user takes them
+            // later.)
             let is_kept = matches!(lane, Lane::Socket | Lane::Memory) && !state.is_over;
             if let Some(dog) = watchdog {
                 dog.disarm();
@@ -277,17 +279,18 @@ impl Closer {
             if looks {
                 continue;
             }
-            if (waited || is_over) && queue.waiting.is_empty() {
+            if (waited || is_over) && queue.waiting.users().next().is_none() {
                 queue.threads -= 1;
                 return None;
             }
         }
     }
 
-    /// Closes a control socket. What waits in it goes first, each descriptor to its lane: the end of the socket would
-    /// close them all here.
+    /// Prepares a control socket for its end. Receives the messages in it and hands each of their
+    /// descriptors to its lane. Otherwise closing the socket would close all of them in this
+    /// thread.
     fn drain(self: &Arc<Closer>, uid: u32, fd: &OwnedFd) {
-        // Nobody sends from here on.
+        // From here on nobody can send to this socket.
         let _ = rustix::net::shutdown(fd, Shutdown::Both);
         while let Ok(got) = ancillary::receive(fd.as_fd(), &mut [0; 1]) {
             let is_end = got.is_end();
@@ -301,14 +304,15 @@ impl Closer {
         }
     }
 
-    /// No loop needs it any more: its threads end when they have done what there is.
+    /// Tells the threads to end when all waiting objects are closed: no event loop needs them any
+    /// more.
     pub fn end(&self) {
         self.lock().is_over = true;
         self.work.iter().for_each(Condvar::notify_all);
     }
 }
 
-/// Where a descriptor is closed, by its kind, which nobody changes.
+/// The lane for a descriptor. It depends on the kind of the file, which cannot change.
 pub fn lane_of(fd: BorrowedFd<'_>) -> Lane {
     if crate::descriptor::is_tcp(fd) {
         Lane::Socket

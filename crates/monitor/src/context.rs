@@ -1,4 +1,5 @@
-//! What every part of the monitor uses: its configuration, the processes, and the way to privileges.
+//! State that every part of the monitor uses: its configuration, the processes, and access to
+//! privileged operations.
 
 use crate::arenas::{Arenas, Ended};
 use crate::broker::Broker;
@@ -14,27 +15,27 @@ use std::time::Instant;
 
 pub struct Context {
     pub config: Config,
-    /// To what takes a privilege.
+    /// Access to privileged operations.
     pub broker: Rc<Broker>,
     pub epoll: Rc<OwnedFd>,
     pub started: Instant,
-    /// Of this process, for which `locals` is valid.
+    /// The monitor's own network namespace, for which `locals` is valid.
     pub netns: u64,
     pub locals: BTreeSet<[u8; 16]>,
-    /// For all users.
+    /// Descriptors that all users together may hold.
     pub descriptors: u64,
     pub clients: Clients,
     pub arenas: Arenas,
-    /// Of processes that ended.
+    /// Counters of processes that ended.
     pub ended: Ended,
-    /// Of the thread that serves.
+    /// The lifelines of the thread that runs the event loop.
     pub lifelines: Option<Lifelines>,
     pub policy: Policy,
-    /// What other hosts say of themselves.
+    /// The known other hosts.
     pub hosts: crate::hosts::State,
     /// Units whose processes an operator wants to use the kernel.
     pub off: BTreeSet<String>,
-    /// That the broker knows.
+    /// Users that the broker knows.
     users: BTreeSet<u32>,
     last_family: FamilyId,
 }
@@ -61,7 +62,7 @@ impl Context {
         }
     }
 
-    /// A process of this user has come over this socket.
+    /// Tells the broker once that a process of this user has connected over this socket.
     pub fn vouch(&mut self, uid: u32, control: BorrowedFd<'_>) {
         if self.users.insert(uid) {
             self.broker.user(control);

@@ -2,7 +2,7 @@
 
 use fsocket_tune::CpuSet;
 
-/// One more than the highest number that a CPU of this machine may have.
+/// One more than the highest possible CPU number of this machine.
 pub fn possible_cpus() -> usize {
     static CPUS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *CPUS.get_or_init(read_possible_cpus)
@@ -14,7 +14,7 @@ fn read_possible_cpus() -> usize {
     last.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |cpu| cpu as usize + 1)
 }
 
-/// CPUs on which this process may run, which is what a cpuset leaves it.
+/// The CPUs on which this process may run (a cpuset may exclude some).
 pub fn allowed_cpus() -> Vec<u32> {
     match rustix::thread::sched_getaffinity(None) {
         Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect(),

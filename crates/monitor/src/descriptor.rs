@@ -1,4 +1,4 @@
-//! Descriptors that clients hand us: what they are.
+//! Finds out what the descriptors that clients send are.
 
 use fsocket_proto::Addr;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -6,14 +6,14 @@ use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketType};
 use std::net::SocketAddr;
 
-/// SO_NETNS_COOKIE of a socket: names its network namespace.
+/// SO_NETNS_COOKIE of a socket. It identifies the socket's network namespace.
 pub fn netns_cookie(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    // SAFETY: this option is a u64.
+    // SAFETY: the value of this option is a u64: any bytes are valid.
     unsafe { option(fd, libc::SO_NETNS_COOKIE) }
 }
 
-/// The name of a Unix socket as ss(8) shows it: a path as it was bound, `@` and the rest of an abstract one, or `*`.
-/// What does not fit into a line of text is replaced.
+/// The name of a Unix socket as ss(8) shows it: the path, `@` and the rest of an abstract name, or
+/// `*`. Control characters are replaced.
 pub fn unix_name(fd: BorrowedFd<'_>) -> Result<String, Errno> {
     let name = rustix::net::SocketAddrUnix::try_from(rustix::net::getsockname(fd)?)?;
     let text = match (name.path_bytes(), name.abstract_name()) {
@@ -24,26 +24,28 @@ pub fn unix_name(fd: BorrowedFd<'_>) -> Result<String, Errno> {
     Ok(text.replace(char::is_control, "?"))
 }
 
-/// Whether everything that was sent from this end of a Unix socket has been received, or is gone with the other end.
+/// Whether the peer of a Unix socket has received everything that was sent from this end, or has
+/// closed its end.
 pub fn is_received(fd: BorrowedFd<'_>) -> bool {
-    // (A message takes some hundred bytes at least. While the kernel frees a message it counts as one byte.)
+    // (An unreceived message counts some hundred bytes at least. A message that the kernel is
+    // freeing counts one byte.)
     const LESS_THAN_ONE: i32 = 64;
     let mut bytes: i32 = 0;
-    // SAFETY: this request writes an int.
+    // SAFETY: this request writes an int to `bytes`, which lives during the call.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     rc != 0 || bytes < LESS_THAN_ONE
 }
 
-/// SO_PEERCRED of a Unix socket: pid and uid. The pid is 0 when it has none in
-/// our PID namespace (which rustix's type cannot say).
+/// SO_PEERCRED of a Unix socket: pid and uid. The pid is 0 if the peer has none in this PID
+/// namespace (rustix's type cannot express that).
 pub fn peer(fd: BorrowedFd<'_>) -> Result<(u32, u32), Errno> {
-    // SAFETY: this option is a ucred.
+    // SAFETY: the value of this option is a ucred, a plain C type for which any bytes are valid.
     let cred: libc::ucred = unsafe { option(fd, libc::SO_PEERCRED)? };
     Ok((cred.pid.max(0) as u32, cred.uid))
 }
 
-/// Whether a process has CAP_NET_ADMIN where this one has it. Root in a container may lack it, and
-/// root in a user namespace has it for that only.
+/// Whether a process has CAP_NET_ADMIN in the monitor's user namespace. Root in a container may
+/// lack it, and root in a user namespace has it only for that namespace.
 pub fn may_administer(pid: u32) -> bool {
     const CAP_NET_ADMIN: u32 = 12;
     let effective = || -> Option<bool> {
@@ -63,7 +65,7 @@ pub fn may_administer(pid: u32) -> bool {
 unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int) -> Result<T, Errno> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` and `len` are valid for writes of the size given.
+    // SAFETY: `value` and `len` are valid for writes of the size that is passed.
     let rc =
         unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, value.as_mut_ptr().cast(), &raw mut len) };
     if rc != 0 {
@@ -72,16 +74,17 @@ unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int) -> Result<T, Errno> {
     if len as usize != size_of::<T>() {
         return Err(Errno::NOPROTOOPT);
     }
-    // SAFETY: zeroed, then written by the kernel; any bytes are a valid `T`.
+    // SAFETY: the memory was zeroed, then written by the kernel. `T` is a plain C type for which
+    // any bytes are valid.
     Ok(unsafe { value.assume_init() })
 }
 
-/// Whether `fd` is a control socket by kind: Unix, SOCK_SEQPACKET.
+/// Whether `fd` is of the same kind as a control socket: a Unix socket of type SOCK_SEQPACKET.
 pub fn is_control_socket(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
 }
 
-/// What the kernel says of a listening socket.
+/// The kernel's facts about a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listening {
     pub cookie: u64,
@@ -89,7 +92,7 @@ pub struct Listening {
     pub addr: Addr,
 }
 
-/// Which other sockets may have a socket's address.
+/// The options and the owner of a socket, which decide who else may bind its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
     pub address: bool,
@@ -97,13 +100,13 @@ pub struct Reuse {
     pub uid: u32,
 }
 
-/// SO_REUSEADDR, SO_REUSEPORT, and whose it is.
+/// Reads SO_REUSEADDR, SO_REUSEPORT and the owner of a socket.
 pub fn reuse(fd: BorrowedFd<'_>) -> Result<Reuse, Errno> {
     let uid = rustix::fs::fstat(fd)?.st_uid;
     Ok(Reuse { address: sockopt::socket_reuseaddr(fd)?, port: sockopt::socket_reuseport(fd)?, uid })
 }
 
-/// Reads a listening TCP socket.
+/// Reads the facts about a listening TCP socket.
 ///
 /// # Errors
 /// ENOTSOCK and the like from the kernel; EINVAL: not a listening TCP socket;
@@ -133,12 +136,12 @@ pub fn is_tcp(fd: BorrowedFd<'_>) -> bool {
         && matches!(sockopt::socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
 }
 
-/// Whether `fd` is a Unix socket, of whatever type.
+/// Whether `fd` is a Unix socket of any type.
 pub fn is_unix(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
 }
 
-/// A socket that a client shows because it is to be connected, or because it is.
+/// A socket that a client shows: it is going to be connected, or is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientEnd {
     pub netns: u64,
@@ -148,17 +151,17 @@ pub struct ClientEnd {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nothing was done with it.
+    /// Neither bound nor connected.
     Unused,
-    /// Established, to the destination in question.
+    /// Connected to the destination in question.
     Connected { own: SocketAddr, peer: SocketAddr },
 }
 
-/// Reads a socket with which `ip` and `port` could be, or are, reached: TCP, of a family that
-/// reaches the address, on no device of its own.
+/// Reads a socket that is, or could be, connected to `ip` and `port`: a TCP socket, of a family
+/// that reaches the address, and not bound to a device.
 ///
 /// # Errors
-/// ENOTSOCK and the like from the kernel; EINVAL: something else, or connected elsewhere.
+/// ENOTSOCK and the like from the kernel. EINVAL: another kind of socket, or connected elsewhere.
 pub fn client_end(fd: BorrowedFd<'_>, ip: &[u8; 16], port: u16) -> Result<ClientEnd, Errno> {
     /// From net/tcp_states.h.
     const TCP_ESTABLISHED: u8 = 1;
@@ -189,11 +192,12 @@ pub fn client_end(fd: BorrowedFd<'_>, ip: &[u8; 16], port: u16) -> Result<Client
     Ok(ClientEnd { netns: netns_cookie(fd)?, cookie: sockopt::socket_cookie(fd)?, state })
 }
 
-/// First byte of struct tcp_info.
+/// Reads the state: the first byte of `struct tcp_info`.
 fn tcp_state(fd: BorrowedFd<'_>) -> Result<u8, Errno> {
     let mut state = 0u8;
     let mut len = 1 as libc::socklen_t;
-    // SAFETY: `state` and `len` are valid for writes of the size given; the kernel cuts the rest off.
+    // SAFETY: `state` and `len` are valid for writes of the size that is passed. The kernel writes
+    // no more than `len` bytes.
     let rc = unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
     };
@@ -203,21 +207,21 @@ fn tcp_state(fd: BorrowedFd<'_>) -> Result<u8, Errno> {
     Ok(state)
 }
 
-/// How many connections wait for `accept` at a listening socket.
+/// How many connections wait in the accept queue of a listening socket.
 ///
 /// # Errors
-/// Of `getsockopt`.
+/// Those of `getsockopt`.
 pub fn backlog(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     let counts = fsocket_reuseport::listener::backlog(fd.as_raw_fd());
     counts.map(|(_, waiting)| waiting).map_err(|e| Errno::from_raw_os_error(e.raw()))
 }
 
-/// Sets a socket option, as bytes.
+/// Sets a socket option to these bytes.
 ///
 /// # Errors
-/// Of `setsockopt`.
+/// Those of `setsockopt`.
 pub fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
-    // SAFETY: pointer and length are those of `value`.
+    // SAFETY: the kernel reads `value.len()` bytes from the pointer to `value`.
     let rc =
         unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) };
     if rc != 0 {
@@ -226,27 +230,28 @@ pub fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<()
     Ok(())
 }
 
-/// A socket's network namespace; `None`: we may not know.
+/// A socket's network namespace; `None`: this process may not open it.
 pub fn netns_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     /// From linux/sockios.h.
     const SIOCGSKNS: libc::c_ulong = 0x894C;
-    // SAFETY: the call takes no argument; nobody else has the descriptor that it returns.
+    // SAFETY: the call takes no argument, and nothing else owns the new descriptor that it
+    // returns.
     unsafe {
         let ns = libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _);
         (ns >= 0).then(|| <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ns))
     }
 }
 
-/// Inode number of a socket's network namespace; `None`: we may not know.
+/// Inode number of a socket's network namespace; `None`: this process may not open it.
 pub fn netns_inode(fd: BorrowedFd<'_>) -> Option<u64> {
     rustix::fs::fstat(netns_of(fd)?).ok().map(|st| st.st_ino)
 }
 
-/// Checks that `fd` is a TCP socket: connected, or one of which nothing is
-/// decided yet.
+/// Checks that `fd` is a TCP socket that is connected, or (if not `connected`) neither bound nor
+/// connected.
 ///
 /// # Errors
-/// EINVAL: something else.
+/// EINVAL: it is not.
 pub fn tcp(fd: BorrowedFd<'_>, connected: bool) -> Result<(), Errno> {
     let tcp = matches!(sockopt::socket_protocol(fd)?, Some(p) if p == rustix::net::ipproto::TCP);
     let peer = rustix::net::getpeername(fd).is_ok_and(|a| a.is_some());
@@ -257,10 +262,10 @@ pub fn tcp(fd: BorrowedFd<'_>, connected: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The port of a TCP socket that is bound and nothing else, 1024 or above.
+/// The port (1024 or above) of a TCP socket that is bound, and neither listens nor is connected.
 ///
 /// # Errors
-/// EINVAL: something else. EADDRINUSE: it has the port no more.
+/// EINVAL: another kind of socket. EADDRINUSE: the socket does not hold the port any more.
 pub fn bound_port(fd: BorrowedFd<'_>) -> Result<u16, Errno> {
     if !is_tcp(fd) || sockopt::socket_acceptconn(fd)? || rustix::net::getpeername(fd).is_ok_and(|a| a.is_some()) {
         return Err(Errno::INVAL);
@@ -269,8 +274,9 @@ pub fn bound_port(fd: BorrowedFd<'_>) -> Result<u16, Errno> {
     if name.port() < 1024 {
         return Err(Errno::INVAL);
     }
-    // A socket whose connection has been reset still shows the port that it had. Only one that is
-    // bound cannot be bound; another one may be, as its owner could have done himself.
+    // A socket whose connection was reset still shows its former port. A socket that is really
+    // bound cannot be bound again (EINVAL). For another one, `bind` gets the port here, as its
+    // owner could do too.
     match rustix::net::bind(fd, &name) {
         Ok(()) | Err(Errno::INVAL) => Ok(name.port()),
         Err(e) => Err(e),
@@ -285,7 +291,7 @@ fn mapped(ip: std::net::IpAddr) -> [u8; 16] {
 }
 
 fn bound_to_device(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
-    // SAFETY: this option is an int.
+    // SAFETY: the value of this option is an int: any bytes are valid.
     let index: libc::c_int = unsafe { option(fd, libc::SO_BINDTOIFINDEX)? };
     Ok(index != 0)
 }

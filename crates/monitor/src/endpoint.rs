@@ -1,48 +1,67 @@
 //! The place where clients find the monitor: its socket in the file system.
 
+pub mod lock;
+
 use crate::knobs::Knobs;
+use fsocket_proto::paths;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Clients that wait to be accepted. (net.core.somaxconn allows as many by default.)
+/// Clients that may wait to be accepted. (net.core.somaxconn allows as many by default.)
 const BACKLOG: i32 = 4096;
+
+/// Longest path of a socket, in bytes.
+const PATH: usize = 107;
 
 /// How the monitor runs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its socket.
+    /// The socket's path, as given to commands and programs. The socket itself is at [`named`] of
+    /// it.
     pub socket: PathBuf,
-    /// Only for the own user and root, and only while somebody uses it.
+    /// The monitor serves only its own user and root, and only while a program uses it.
     pub private: bool,
-    /// Private: exit so long after the last process went.
+    /// A monitor of another ABI has taken this one's place on the host. This monitor stays for the
+    /// programs that it serves, and ends with the last of them.
+    pub retired: bool,
+    /// A private or retired monitor exits this long after its last process has gone.
     pub linger: Duration,
     /// Permissions of the socket.
     pub mode: u32,
-    /// A directory for what a monitor after this one takes over, where there may be one.
+    /// The directory of the state that the next monitor takes over; `None`: no monitor follows.
     pub keep: Option<PathBuf>,
-    /// For all users, at most (RLIMIT_NOFILE may be lower).
+    /// Descriptors for all users together, at most. (RLIMIT_NOFILE may be lower.)
     pub descriptors: u64,
-    /// Bytes of shared memory for all users.
+    /// Bytes of shared memory for all users together.
     pub memory: u64,
     pub balance: Knobs,
     /// Which users may share memory with each other.
     pub rules: crate::policy::rules::Rules,
     pub programs: Vec<crate::policy::programs::Program>,
-    /// Other hosts that this host's agent links; `None`: there is to be no agent.
+    /// Other hosts to which this host's agent has links; `None`: there is no agent.
     pub links: Option<crate::links::Links>,
-    /// What is announced to other hosts; `None`: nothing.
+    /// The announcement to other hosts; `None`: this host announces nothing.
     pub hosts: Option<crate::hosts::Announce>,
+}
+
+impl Config {
+    /// Whether the monitor ends when no program needs it.
+    pub fn is_temporary(&self) -> bool {
+        self.private || self.retired
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A live monitor has the socket.
+    /// A running monitor has the socket.
     #[error("a monitor is already running at {}", .0.display())]
     AlreadyRunning(PathBuf),
     #[error("the socket that was passed is not a listening SOCK_SEQPACKET socket at {}", .0.display())]
@@ -59,25 +78,49 @@ fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Star
     move |e| StartError::System { what, source: e.into() }
 }
 
-/// A listening socket where clients come.
+/// The listening socket where clients connect.
 pub struct Endpoint {
     pub fd: OwnedFd,
-    /// None: another process has it.
+    /// For monitors that serve all users: the file of the locks that monitors of several ABIs
+    /// share ([`crate::shm::ports`]).
+    pub leases: Option<OwnedFd>,
+    /// `None`: another process removes the name.
     name: Option<Name>,
 }
 
-/// Its final name, and the lock that makes it ours.
+/// The path of the socket for a monitor of this ABI.
+pub fn named(socket: &Path) -> PathBuf {
+    let mut room = [0; PATH];
+    let own = paths::versioned(socket.as_os_str().as_bytes(), fsocket_abi::VERSION, &mut room).map(OsStr::from_bytes);
+    own.map_or_else(|| socket.to_owned(), PathBuf::from)
+}
+
+/// When set, the socket keeps its name when this process ends.
+#[derive(Clone, Default)]
+pub struct Leave(Arc<AtomicBool>);
+
+impl Leave {
+    /// From here on another process has the socket and its name.
+    pub fn to_another(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The final path of the socket, and the lock that reserves the path.
 struct Name {
     is_ours: bool,
+    left: Leave,
     path: PathBuf,
+    /// A symbolic link at the configured path. It leads to the monitor that started last.
+    link: PathBuf,
     aside: PathBuf,
-    _lock: OwnedFd,
+    lock: OwnedFd,
     published: bool,
-    /// The socket's file, as long as it is this process's.
+    /// The socket's file, while it belongs to this process.
     file: Option<File>,
 }
 
-/// A file, whatever it is called: device and inode.
+/// Identifies a file independently of its name: device and inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct File(u64, u64);
 
@@ -89,19 +132,19 @@ impl File {
 }
 
 impl Endpoint {
-    /// Takes the lock and publishes the socket: it has its name only once it
-    /// can be connected to.
+    /// Takes the lock, makes the socket, and gives it its name when clients can connect to it.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn publish(config: &Config) -> Result<Endpoint, StartError> {
-        let path = &config.socket;
+        let path = &named(&config.socket);
         let directory = match path.parent() {
             Some(d) if !d.as_os_str().is_empty() => d,
             _ => Path::new("."),
         };
         prepare_directory(directory, config.private)?;
-        let lock = lock(path)?;
+        let lock = lock::take(path).map_err(system("open the lock file"))?;
+        let lock = lock.ok_or_else(|| StartError::AlreadyRunning(path.clone()))?;
         let fd = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -109,32 +152,38 @@ impl Endpoint {
             None,
         )
         .map_err(system("make a socket"))?;
-        let aside = beside(path, ".new");
-        // We have the lock: whatever has this name is nobody's.
-        let _ = std::fs::remove_file(&aside);
-        let address = SocketAddrUnix::new(&aside).map_err(system("use this socket path"))?;
+        let mut name = Name::new(path.clone(), &config.socket, lock);
+        let aside = &name.aside;
+        // This process holds the lock, so a file with this name is a leftover.
+        let _ = std::fs::remove_file(aside);
+        let address = SocketAddrUnix::new(aside).map_err(system("use this socket path"))?;
         rustix::net::bind(&fd, &address).map_err(system("bind the socket"))?;
-        std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(config.mode))
+        std::fs::set_permissions(aside, std::fs::Permissions::from_mode(config.mode))
             .map_err(system("set the permissions of the socket"))?;
         crate::wire::ask_for_senders(fd.as_fd());
         rustix::net::listen(&fd, BACKLOG).map_err(system("listen"))?;
-        let file = File::at(&aside);
-        let name = Some(Name { is_ours: true, path: path.clone(), aside, _lock: lock, published: false, file });
-        let mut endpoint = Endpoint { fd, name };
+        name.file = File::at(aside);
+        let leases = leases(config);
+        let mut endpoint = Endpoint { fd, leases, name: Some(name) };
         endpoint.show().map_err(system("rename the socket"))?;
+        endpoint.name.iter().for_each(Name::link);
         Ok(endpoint)
     }
 
-    /// A socket that there is: a service manager has made it and holds it, so that clients can connect while
-    /// there is no monitor; or (`own`) this process has, before it began again.
+    /// Uses an existing socket. Either a service manager has made and keeps it, so that clients
+    /// can connect while no monitor runs. Or (`own`) this process has made the socket, before it
+    /// executed itself again.
     ///
     /// # Errors
     /// It is not a listening SOCK_SEQPACKET socket with that name.
-    pub fn given(fd: OwnedFd, path: &Path, own: bool) -> Result<Endpoint, StartError> {
+    pub fn given(fd: OwnedFd, config: &Config, own: bool) -> Result<Endpoint, StartError> {
+        let path = config.socket.as_path();
         let name = rustix::net::getsockname(&fd).ok().and_then(|name| SocketAddrUnix::try_from(name).ok());
-        let has_name = name.is_some_and(|name| name.path_bytes() == Some(path.as_os_str().as_bytes()));
+        let own_path = named(path);
+        let is_its = |bytes: &[u8]| [path, &own_path].iter().any(|path| path.as_os_str().as_bytes() == bytes);
+        let has_name = name.is_some_and(|name| name.path_bytes().is_some_and(is_its));
         let is_one = rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
-        // (Its own was bound under another name at first.)
+        // (A socket that this process made was bound under another name at first.)
         if !is_one || !(has_name || own) || !rustix::net::sockopt::socket_acceptconn(&fd).unwrap_or(false) {
             return Err(StartError::Given(path.to_owned()));
         }
@@ -142,30 +191,39 @@ impl Endpoint {
         crate::wire::ask_for_senders(fd.as_fd());
         let name = match own {
             true => {
-                let (path, aside, lock) = (path.to_owned(), beside(path, ".new"), lock(path)?);
-                let file = File::at(&path);
-                Some(Name { is_ours: true, path, aside, _lock: lock, published: true, file })
+                let lock = lock::inherit(&own_path).map_err(system("open the lock file"))?;
+                let lock = lock.ok_or_else(|| StartError::AlreadyRunning(path.to_owned()))?;
+                let mut name = Name::new(own_path, path, lock);
+                (name.published, name.file) = (true, File::at(&name.path));
+                Some(name)
             }
             false => None,
         };
-        Ok(Endpoint { fd, name })
+        Ok(Endpoint { fd, leases: leases(config), name })
     }
 
-    /// The socket's file, if clients still find it under its name. The file or its directory may have been removed,
-    /// replaced or mounted over.
+    /// The socket's file, if clients still find it under its name. Another process may have
+    /// removed, replaced or mounted over the file or its directory.
     pub fn file(&self) -> Option<File> {
         let name = self.name.as_ref()?;
         name.file.filter(|file| File::at(name.current()) == Some(*file))
     }
 
-    /// Does its name belong to this process?
-    pub fn has_name(&self) -> bool {
-        self.name.is_some()
+    /// The means to leave the name to another process; `None`: the name does not belong to this
+    /// process.
+    pub fn own_name(&self) -> Option<Leave> {
+        self.name.as_ref().map(|name| name.left.clone())
     }
 
-    /// The same socket, whose name this process leaves to another one.
+    /// Writes into the lock file which process holds the lock.
+    pub fn sign(&self, retired: bool) {
+        self.name.iter().for_each(|name| lock::sign(&name.lock, retired));
+    }
+
+    /// The same socket, but another process removes its name.
     pub fn left_to_another(mut self) -> Endpoint {
-        // (Its copy of the lock would outlive the other process.)
+        // (The front must not keep a copy of the lock: the lock would stay held while the front
+        // outlives the broker.)
         if let Some(name) = &mut self.name {
             name.is_ours = false;
         }
@@ -181,8 +239,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes the name away; those who connected before are still in the
-    /// backlog.
+    /// Takes the name away. Clients that connected before are still in the backlog.
     pub fn hide(&mut self) -> std::io::Result<()> {
         let name = self.name.as_mut().ok_or(std::io::ErrorKind::PermissionDenied)?;
         std::fs::rename(&name.path, &name.aside)?;
@@ -192,6 +249,28 @@ impl Endpoint {
 }
 
 impl Name {
+    fn new(path: PathBuf, link: &Path, lock: OwnedFd) -> Name {
+        let (link, aside) = (link.to_owned(), beside(&path, ".new"));
+        Name { is_ours: true, left: Leave::default(), path, link, aside, lock, published: false, file: None }
+    }
+
+    /// Makes the configured path lead to this monitor's socket.
+    fn link(&self) {
+        let Some(to) = self.path.file_name().filter(|_| self.link != self.path) else { return };
+        let new = beside(&self.link, ".link");
+        let _ = std::fs::remove_file(&new);
+        let made = std::os::unix::fs::symlink(to, &new).and_then(|()| std::fs::rename(&new, &self.link));
+        if let Err(e) = made {
+            tracing::warn!("{}: {e}", self.link.display());
+        }
+    }
+
+    fn unlink(&self) {
+        if std::fs::read_link(&self.link).is_ok_and(|to| Some(to.as_os_str()) == self.path.file_name()) {
+            let _ = std::fs::remove_file(&self.link);
+        }
+    }
+
     fn current(&self) -> &Path {
         if self.published {
             &self.path
@@ -203,11 +282,28 @@ impl Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        // (Another monitor may have the name by now.)
-        if self.is_ours && (self.file.is_none() || File::at(self.current()) == self.file) {
+        // (Another monitor may have taken the name by now.)
+        if self.is_ours
+            && !self.left.0.load(Ordering::Relaxed)
+            && (self.file.is_none() || File::at(self.current()) == self.file)
+        {
             let _ = std::fs::remove_file(self.current());
+            self.unlink();
         }
     }
+}
+
+/// Opens the file for [`Endpoint::leases`]. (On failure, the monitor works as if no other one
+/// existed.)
+fn leases(config: &Config) -> Option<OwnedFd> {
+    if config.private {
+        return None;
+    }
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = config.socket.with_file_name("leases");
+    rustix::fs::open(&file, flags, Mode::RUSR | Mode::WUSR)
+        .inspect_err(|e| tracing::warn!("{}: {e}", file.display()))
+        .ok()
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -219,7 +315,8 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 fn prepare_directory(path: &Path, private: bool) -> Result<(), StartError> {
     let bad = |reason: String| StartError::Directory { path: path.to_owned(), reason };
     let mode = if private { 0o700 } else { 0o755 };
-    // The last component only: what is above is the administrator's, or the user's, to make.
+    // Only the last directory of the path is made. The administrator or the user must make those
+    // above.
     match std::fs::DirBuilder::new().mode(mode).create(path) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
@@ -227,10 +324,10 @@ fn prepare_directory(path: &Path, private: bool) -> Result<(), StartError> {
     }
     let anybodys = || std::fs::metadata(path).is_ok_and(|m| m.mode() & 0o002 != 0);
     if !private && anybodys() {
-        return Err(bad("can be written to by anybody".into()));
+        return Err(bad("can be written by all users".into()));
     }
     if private {
-        // Not through a link: somebody else may have put one there.
+        // A symbolic link is not followed: another user may have put it there.
         let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
         if !meta.is_dir() {
             return Err(bad("not a directory".into()));
@@ -245,40 +342,12 @@ fn prepare_directory(path: &Path, private: bool) -> Result<(), StartError> {
     Ok(())
 }
 
-/// The lock that makes a socket's path ours.
+/// The path of the lock file that reserves a socket's path.
 pub fn lock_file(socket: &Path) -> PathBuf {
-    beside(socket, ".lock")
+    lock::file(&named(socket))
 }
 
-/// The lock file stays: removing it would let two monitors lock two files of
-/// the same name.
-fn lock(socket: &Path) -> Result<OwnedFd, StartError> {
-    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd =
-        rustix::fs::open(lock_file(socket), flags, Mode::RUSR | Mode::WUSR).map_err(system("open the lock file"))?;
-    // Its holder may be about to exit or about to listen: give it a moment.
-    for _ in 0..100 {
-        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(fd),
-            Err(Errno::AGAIN) if is_live(socket) => return Err(StartError::AlreadyRunning(socket.to_owned())),
-            Err(Errno::AGAIN | Errno::INTR) => std::thread::sleep(Duration::from_millis(20)),
-            Err(e) => return Err(system("lock the lock file")(e)),
-        }
-    }
-    Err(StartError::AlreadyRunning(socket.to_owned()))
-}
-
-fn is_live(path: &Path) -> bool {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let connect = || -> Result<(), Errno> {
-        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        rustix::net::connect(fd.as_fd(), &SocketAddrUnix::new(path)?)
-    };
-    // EAGAIN: its backlog is full, so it lives.
-    matches!(connect(), Ok(()) | Err(Errno::AGAIN))
-}
-
-/// A descriptor to give up for a moment when there is no other.
+/// A spare descriptor, which is closed for a moment when a descriptor is needed and none is free.
 pub fn spare() -> Option<OwnedFd> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
 }

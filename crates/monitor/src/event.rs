@@ -1,4 +1,4 @@
-//! What an event of the loop is about; processes have larger numbers.
+//! Numbers of the event loop's epoll events. Larger numbers are those of processes.
 
 use crate::ConnId;
 
@@ -9,5 +9,5 @@ pub const POLICY: u64 = 4;
 pub const PAIRS: u64 = 5;
 pub const ASLEEP: u64 = 6;
 pub const FIRST_CLIENT: ConnId = 15;
-/// Groups whose program rings; the group's number in the lower bits.
+/// Listener groups whose BPF program signals. The lower bits are the number of the group.
 pub const FIRST_WAKER: u64 = 1 << 63;

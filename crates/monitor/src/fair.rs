@@ -1,20 +1,20 @@
-//! Whose turn is next: the user that has had least of the loop's time.
+//! Picks the user whose turn is next: the one that has used the least of the event loop's time.
 //!
-//! A user that asks for little has its turn before those that ask for much, as soon as it comes. How much others ask for,
-//! and how many of them there are, does not change that.
+//! A user with few requests is served before users with many requests, as soon as its request
+//! comes. The number of the other users and of their requests does not change that.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A user that asks for less than its share may save up so much. A program that begins has its first requests answered
-/// one after the other, without waiting for other users between them.
+/// Time that a user which asks for less than its share may save up. A program that starts gets its
+/// first requests answered one after the other, without waiting for other users in between.
 const SAVED: Duration = Duration::from_millis(2);
-/// With so many users, those that owe nothing are forgotten.
+/// From this number of users on, users that have used no more than others are forgotten.
 const MANY: usize = 64;
 
 pub struct Fair {
     of: HashMap<u32, Had>,
-    /// The least time that a user with a turn has had so far; savings do not lower it.
+    /// The least time that any user with a turn has had so far. Saved-up time does not lower it.
     least: Duration,
     /// Turns so far.
     turns: u64,
@@ -26,30 +26,32 @@ impl Default for Fair {
     }
 }
 
-/// Time and turns of a user so far.
+/// Time and turns that a user has had so far.
 #[derive(Clone, Copy, Default)]
 struct Had {
     time: Duration,
     turns: u64,
-    /// When its last turn was, in turns of all.
+    /// When its last turn was, counted in turns of all users.
     last: u64,
 }
 
 impl Fair {
-    /// Picks the next of the users that want a turn. Two with the same time take turns.
+    /// Picks the next one of the users that want a turn. If two users have had the same time, the
+    /// longer wait since the last turn decides.
     pub fn next(&mut self, users: impl Iterator<Item = u32>) -> Option<u32> {
         let next = users.min_by_key(|uid| (self.time_of(*uid), self.of.get(uid).map_or(0, |had| had.last)))?;
         self.least = self.least.max(self.time_of(next));
         Some(next)
     }
 
-    /// The time that counts for a user. One that has wanted nothing for long has saved up [`SAVED`] at most.
+    /// The time that counts for a user. A user that has sent no request for long has saved up
+    /// [`SAVED`] at most.
     fn time_of(&self, uid: u32) -> Duration {
         let had = self.of.get(&uid).map_or(Duration::ZERO, |had| had.time);
         had.max(self.least.saturating_sub(SAVED))
     }
 
-    /// A turn of this user has taken so long.
+    /// Adds the duration of a turn to the time of a user.
     pub fn had(&mut self, uid: u32, took: Duration) {
         let (time, least) = (self.time_of(uid) + took, self.least);
         if self.of.len() >= MANY && !self.of.contains_key(&uid) {

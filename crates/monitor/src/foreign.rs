@@ -1,7 +1,8 @@
-//! Descriptors and memory that a client has touched, or shares.
+//! Descriptors and memory that a client has touched, or shares with the monitor.
 //!
-//! A client can send a descriptor of anything, and it can change what it shares: its mode, its options, what waits in
-//! it. So nothing here waits, and none of it is closed by the loop unless that is known to be short. ADR 72.
+//! A client can send a descriptor of any file. It can change the mode and the options of what it
+//! shares, and the data that wait in it. So no function here waits. The event loop closes such an
+//! object itself only if that is known to be short. ADR 72.
 
 use crate::ancillary;
 use crate::closer::{lane_of, Closer, Lane, Remains};
@@ -16,37 +17,39 @@ use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A signal ends a close that was thought to be short after this time.
+/// A close that was expected to be short is interrupted by a signal after this time.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// More bytes than these are not freed by the loop.
+/// The event loop does not free an object with more bytes than this.
 const SMALL: u64 = 1 << 20;
-/// More connections than these, that wait for `accept`, are not ended by the loop.
+/// The event loop does not close a listener with more connections than this in its accept queue.
 const FEW: u32 = 8;
 
 thread_local! {
     static HERE: Arc<Closer> = Arc::default();
-    /// How many more this thread may close itself.
+    /// How many more descriptors this thread may close itself.
     static CREDIT: Cell<u32> = const { Cell::new(0) };
     static WATCHDOG: OnceCell<Option<Watchdog>> = const { OnceCell::new() };
 }
 
-/// What closes for this thread.
+/// The closer of this thread.
 pub fn closer() -> Arc<Closer> {
     HERE.with(Arc::clone)
 }
 
-/// From here on this thread closes so many descriptors itself, where that is short. To be said for each message: the
-/// address of a socket that was shown is free when the answer comes.
+/// From here on this thread may close this many descriptors itself, where that is short. The event
+/// loop calls this for each message: when the answer to a message arrives, the address of a socket
+/// that came with it should be free.
 pub fn may_close(descriptors: u32) {
     CREDIT.set(descriptors);
 }
 
-/// A descriptor that came from a client, or that one has or will have. It counts for a user until it is closed.
+/// A descriptor that came from a client, or that a client has or will get. It counts for a user
+/// until it is closed.
 pub struct ForeignFd {
     fd: Option<OwnedFd>,
     uid: u32,
     is_control: bool,
-    /// For so many descriptors.
+    /// How many descriptors it counts as.
     counts: u64,
     closer: Arc<Closer>,
 }
@@ -64,51 +67,53 @@ impl ForeignFd {
         ForeignFd { fd: Some(fd), uid, is_control: false, counts: 1, closer }
     }
 
-    /// A control socket, of which nobody but the monitor reads.
+    /// Marks a control socket, from which only the monitor reads.
     pub fn control(mut self) -> ForeignFd {
         self.is_control = true;
         self
     }
 
-    /// From here on something is sent by this control socket. The descriptors in flight there count, too.
+    /// From here on the monitor sends over this control socket. Descriptors in flight in it count
+    /// for the user, too.
     pub fn sends(mut self) -> ForeignFd {
         self.closer.count(self.uid, shares::FLIGHT as i64);
         self.counts += shares::FLIGHT;
         self
     }
 
-    /// The user for whom it counts.
+    /// The user in whose share the descriptor counts.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// To ask the kernel what it is, and to pass it on. Nothing is read, written or awaited by it.
+    /// For questions to the kernel about the descriptor, and to pass it on. Callers must not read,
+    /// write or wait with it.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_ref().expect("taken only when it is dropped").as_fd()
     }
 
-    /// Sends, if there is room now.
+    /// Sends, if the socket has room now.
     ///
     /// # Errors
-    /// Of `send`.
+    /// Those of `send`.
     pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
         rustix::net::send(self.as_fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
     }
 
-    /// Receives, if there is something now.
+    /// Receives, if there is something to receive now.
     ///
     /// # Errors
-    /// Of `recv`.
+    /// Those of `recv`.
     pub fn recv(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
         rustix::net::recv(self.as_fd(), bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
     }
 
-    /// Ends one direction of a connection, or both.
+    /// Shuts down one direction of a connection, or both.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = rustix::net::shutdown(self.as_fd(), how);
     }
 
-    /// Its end is a reset, if nobody else has it.
+    /// Makes the last close of this socket reset the connection.
     pub fn reset_on_close(&self) {
         let linger: [i32; 2] = [1, 0];
         let value = linger.map(i32::to_ne_bytes).concat();
@@ -136,7 +141,8 @@ impl Drop for ForeignFd {
     }
 }
 
-/// Nothing is in a control socket of this user, and nothing comes any more.
+/// Whether a control socket of this user has no unread message. From here on nobody can send to
+/// it.
 fn is_drained(fd: BorrowedFd<'_>, uid: u32) -> bool {
     let _ = rustix::net::shutdown(fd, Shutdown::Both);
     let Ok(got) = ancillary::receive(fd, &mut [0; 1]) else { return false };
@@ -146,7 +152,8 @@ fn is_drained(fd: BorrowedFd<'_>, uid: u32) -> bool {
     is_end
 }
 
-/// The owner may have changed an option since the look at it. Then a signal ends the wait.
+/// Closes a descriptor that should close at once. If its owner has changed an option since the
+/// check, a signal ends the wait.
 fn close_watched(fd: OwnedFd) {
     WATCHDOG.with(|dog| {
         let dog = dog.get_or_init(|| Watchdog::every(PATIENCE).ok()).as_ref();
@@ -156,12 +163,13 @@ fn close_watched(fd: OwnedFd) {
     });
 }
 
-/// Whether it is a socket or memory of which little is left to be done at its end.
+/// Whether this is a socket or a memfd that closes quickly.
 fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     match rustix::fs::fstat(fd) {
         Ok(st) if FileType::from_raw_mode(st.st_mode) == FileType::Socket => {
             if descriptor::is_unix(fd) {
-                // (Nothing unread: nothing that was passed either, unless it comes right now.)
+                // (Without unread data there are no unreceived descriptors either, unless some
+                // arrive right now.)
                 return sockopt::socket_type(fd) == Ok(SocketType::STREAM)
                     && sockopt::socket_acceptconn(fd) == Ok(false)
                     && rustix::io::ioctl_fionread(fd) == Ok(0);
@@ -172,7 +180,7 @@ fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
             if sockopt::socket_acceptconn(fd) == Ok(true) {
                 return descriptor::backlog(fd).is_ok_and(|n| n <= FEW);
             }
-            // (A time of zero means a reset, and no wait.)
+            // (A linger time of zero means a reset, without a wait.)
             matches!(sockopt::socket_linger(fd), Ok(None | Some(Duration::ZERO)))
                 && rustix::io::ioctl_fionread(fd).is_ok_and(|n| n <= SMALL)
         }
@@ -181,7 +189,8 @@ fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Memory that clients have, too. It is freed where that holds up nobody, if nobody else has it any more.
+/// Memory that clients map, too. A thread of the closer unmaps it: if nobody else has the memory,
+/// the kernel then frees it, which takes time.
 pub struct ForeignMap {
     map: Option<Mapping>,
     uid: u32,
@@ -211,7 +220,7 @@ impl Drop for ForeignMap {
     }
 }
 
-/// So many descriptors that a user may yet have: they count as if there were.
+/// Descriptors that a user may still get. They count as if they existed.
 pub struct Reserved {
     uid: u32,
     number: u64,

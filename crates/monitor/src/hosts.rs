@@ -1,4 +1,4 @@
-//! Which other hosts have Fastsocket (ADR 58): as `fsocket_bpf::announce` notes it.
+//! Which other hosts have Fastsocket, as recorded by `fsocket_bpf::announce` (ADR 58).
 
 use fsocket_bpf::announce::{Hosts, LAST};
 use fsocket_proto::report;
@@ -6,34 +6,36 @@ use rustix::fd::BorrowedFd;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
 
-/// What is announced: `[hosts]` of the configuration.
+/// The announcement: `[hosts]` of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announce {
-    /// What is below it; `None`: all.
+    /// Announce only connections of this control group and its descendants; `None`: all
+    /// connections.
     pub cgroup: Option<PathBuf>,
     /// This host's number, 1 to [`LAST`].
     pub number: u32,
 }
 
 impl Announce {
-    /// A number for a host that was given none. It is another one after each start, so that it follows nobody.
+    /// A number for a host whose configuration has none. The number changes at each start, so that
+    /// nobody can use it to track the host.
     pub fn any_number() -> u32 {
         std::hash::RandomState::new().hash_one(0) as u32 % LAST + 1
     }
 }
 
-/// Whether this host says that it has Fastsocket, and hears others.
+/// Whether this host announces Fastsocket and notices other hosts that do.
 #[derive(Default)]
 pub enum State {
     #[default]
     Off,
-    /// It cannot be had; why.
+    /// The announcement is impossible, for this reason.
     Refused(String),
     On(Hosts),
 }
 
 impl State {
-    /// Of what the broker has answered.
+    /// Makes the state from the broker's answer.
     pub fn of(answer: Result<Hosts, String>) -> State {
         match answer {
             Ok(hosts) => State::On(hosts),
@@ -44,10 +46,11 @@ impl State {
         }
     }
 
-    /// Number of the host at the other end of a connection, if that has Fastsocket, as it has said in the handshake.
-    /// `None`: it has said nothing, or nothing is announced here. Ask first whether the other end is on this host (the
-    /// record of pairs, addresses): only that says so, the number does not. A hint, and no proof: anybody can send the
-    /// option.
+    /// The number of the host at the other end of a connection, as that host has told in the
+    /// handshake. `None`: it has told nothing, or this host announces nothing. This number does
+    /// not say whether the other end is on this host: the caller must find that out first (from
+    /// the record of pairs, or from addresses). The number is a hint and no proof: anybody can
+    /// send the TCP option.
     pub fn behind(&self, socket: BorrowedFd<'_>) -> Option<u32> {
         match self {
             State::On(hosts) => hosts.behind(socket),
@@ -55,7 +58,7 @@ impl State {
         }
     }
 
-    /// `sees_all`: also other users' peers.
+    /// `sees_all`: the report includes hosts that other users' connections have shown.
     pub fn report(&self, own: Option<&Announce>, sees_all: bool) -> report::Hosts {
         let (state, known) = match self {
             State::Off => ("off".to_owned(), Vec::new()),

@@ -1,26 +1,26 @@
-//! What of the balance can be configured.
+//! The settings of load balancing between workers.
 
 use std::time::Duration;
 
-/// What can be chosen; the paper's values by default.
+/// The settings. The defaults are the values of the Fastsocket paper.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Knobs {
-    /// No stealing, no migration at all.
+    /// Neither stealing nor migration.
     pub off: bool,
-    /// A queue is busy above this share of its limit, percent.
+    /// A queue is busy if it is filled above this percentage of its limit.
     pub busy: u32,
-    /// And not busy any more when its average is below this, percent.
+    /// A zone stops being busy when the average of its queue falls below this share (percent).
     pub idle: u32,
-    /// Local connections for one stolen from a busy zone.
+    /// A worker takes this many local connections for each one that it steals from a busy zone.
     pub ratio: u32,
-    /// How long a connection is left to a worker that is not busy.
+    /// How long a connection is left to its own worker while that worker is not busy.
     pub patience: Duration,
     /// How often queues are measured and flow groups moved.
     pub interval: Duration,
     /// Whether flow groups are moved at all.
     pub migrate: bool,
-    /// Flow groups that one zone takes at a time; 0: as many as move a CPU's share in the
-    /// paper's time.
+    /// Flow groups that one zone takes at a time. 0: as many as move the load of one CPU within
+    /// the paper's time.
     pub groups: u32,
 }
 

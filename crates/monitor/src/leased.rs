@@ -1,9 +1,10 @@
-//! Blocks of client ports that one process has.
+//! Blocks of client ports that one process has leased.
 
 use crate::ChannelId;
 use std::collections::BTreeMap;
 
-/// Blocks of ports of one process, by their first ports: for which of its channels each is. (0: for none of its own.)
+/// Blocks of one process by their first port, and the channels that use each block. (Channel 0:
+/// the block is for a channel that another process has made.)
 #[derive(Default)]
 pub struct Leases(BTreeMap<u16, Vec<ChannelId>>);
 
@@ -16,7 +17,7 @@ impl Leases {
         self.0.entry(first).or_default().push(channel);
     }
 
-    /// Blocks.
+    /// Number of blocks.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -29,7 +30,7 @@ impl Leases {
         self.0.get(&first).map_or(&[], Vec::as_slice)
     }
 
-    /// A channel has ended. Returns the blocks that it had.
+    /// Removes a channel that has ended. Returns the blocks that it used.
     pub fn leave(&mut self, channel: ChannelId) -> Vec<u16> {
         let mut had = Vec::new();
         self.0.retain(|first, channels| {

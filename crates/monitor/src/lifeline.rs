@@ -1,14 +1,15 @@
-//! What tells the processes that this monitor has died: not the monitor.
+//! Tells processes that the monitor has died, without code of the monitor.
 //!
-//! A thread that waits for bytes sleeps on a futex, and learns from the monitor that its peer has died.
-//! If the monitor dies first, nobody is left to say so. So each arena has a word that this thread
-//! holds as a *robust futex* (get_robust_list(2)): at the end of the thread, however it comes, the
-//! kernel marks those words and wakes a sleeper of each, who wakes the others.
+//! A thread that waits for data sleeps on a futex. If its peer dies, the monitor wakes the thread.
+//! But if the monitor dies first, nothing would wake it. So each arena has a word that the
+//! monitor's thread holds as a *robust futex* (get_robust_list(2)). When the monitor's thread ends
+//! for any reason, the kernel marks those words and wakes one sleeper of each. That sleeper wakes
+//! the others.
 //!
-//! The kernel finds the words by a list in this process's memory, where each node lies at the same
-//! distance from its word. The words are shared and anybody's to write; the nodes are not shared. So
-//! both lie in a reserved range: a page for each node, and behind all of them a page of an arena for
-//! each word.
+//! The kernel finds the words by a linked list in this process's memory. Each node of the list
+//! must lie at the same distance from its word. The words are in shared memory that clients can
+//! write, but the nodes must not be shared. So both lie in one reserved range: first a page for
+//! each node, then for each word a page of its arena.
 
 use fsocket_abi::arena::{Header, FUTEX_OWNER_DIED, FUTEX_WAITERS};
 use fsocket_sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +22,7 @@ use std::ffi::c_void;
 use std::mem::offset_of;
 use std::rc::Rc;
 
-/// The kernel follows so many nodes (ROBUST_LIST_LIMIT).
+/// The kernel follows this many nodes at most (ROBUST_LIST_LIMIT).
 const MOST: usize = 2048;
 const PAGE: usize = 4096;
 
@@ -34,52 +35,55 @@ struct Node(*mut Node);
 #[repr(C)]
 struct Head {
     first: Node,
-    /// From a node to its word, bytes.
+    /// Bytes from a node to its word.
     offset: isize,
     pending: *mut Node,
 }
 
 struct List {
     head: Box<Head>,
-    /// What the thread had before: glibc's.
+    /// The former list of this thread, which belongs to glibc.
     before: (*mut c_void, usize),
     /// `MOST` pages for nodes, then `MOST` for words.
     range: *mut u8,
     used: BTreeSet<usize>,
 }
 
-/// Those of this thread. Not to be dropped on another one.
+/// The lifelines of one thread. They must be dropped on the same thread.
 #[derive(Clone)]
 pub struct Lifelines(Rc<RefCell<List>>);
 
-/// One arena's.
+/// The lifeline of one arena.
 pub struct Lifeline {
     list: Lifelines,
     at: usize,
 }
 
 impl Lifelines {
-    /// `None`: the system has none of it.
+    /// `None`: the system refuses the memory or the list.
     pub fn new() -> Option<Lifelines> {
         let (prot, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a fresh range at an address of the kernel's choice.
+        // SAFETY: this maps a new range at an address that the kernel chooses, so no other memory
+        // changes.
         let range = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * MOST * PAGE, prot, flags) }.ok()?;
         let range = range.cast::<u8>();
-        // (A page of it that was used once is kept: most arenas live for a moment.)
-        // SAFETY: the first half of that range.
+        // (Pages of nodes are kept after use: most arenas live only for a moment.)
+        // SAFETY: this changes only the first half of that range, which nothing else uses yet.
         unsafe { rustix::mm::mprotect(range.cast(), MOST * PAGE, MprotectFlags::READ | MprotectFlags::WRITE) }.ok()?;
         let offset = (MOST * PAGE + offset_of!(Header, monitor)) as isize;
         let mut head = Box::new(Head { first: Node(std::ptr::null_mut()), offset, pending: std::ptr::null_mut() });
         head.first = Node(&raw mut head.first);
         let mut before = (std::ptr::null_mut(), 0usize);
-        // SAFETY: two words for the answer; the head stays where it is until `drop` takes it back.
+        // SAFETY: the kernel writes two words that live here. The head is in a box, so it stays in
+        // place until `drop` restores the former list.
         let done = unsafe {
             libc::syscall(libc::SYS_get_robust_list, 0, &raw mut before.0, &raw mut before.1) == 0
                 && libc::syscall(libc::SYS_set_robust_list, &raw const *head, size_of::<Head>()) == 0
         };
         let list = List { head, before, range, used: BTreeSet::new() };
         if !done {
-            // SAFETY: as mapped above.
+            // SAFETY: this unmaps the range mapped above. Nothing refers to it: the kernel has not
+            // taken the list.
             let _ = unsafe { rustix::mm::munmap(range.cast(), 2 * MOST * PAGE) };
             std::mem::forget(list);
             return None;
@@ -87,12 +91,13 @@ impl Lifelines {
         Some(Lifelines(Rc::new(RefCell::new(list))))
     }
 
-    /// An end in good order is an end.
+    /// Marks all words when the monitor ends in good order, as the kernel does when the thread
+    /// dies.
     pub fn end(self) {
         self.0.borrow_mut().mark();
     }
 
-    /// Holds the word of an arena, whose size and seals have been checked.
+    /// Holds the word of an arena. The caller has checked the arena's size and seals.
     pub fn hold(&self, arena: BorrowedFd<'_>) -> Option<Lifeline> {
         let at = self.0.borrow_mut().add(arena)?;
         Some(Lifeline { list: self.clone(), at })
@@ -107,21 +112,22 @@ impl Drop for Lifeline {
 
 impl List {
     fn node(&self, at: usize) -> *mut Node {
-        // SAFETY: within the range.
+        // SAFETY: `at` is below `MOST`, so the result is within the range.
         unsafe { self.range.add(at * PAGE).cast() }
     }
 
     fn word_page(&self, at: usize) -> *mut c_void {
-        // SAFETY: within the range.
+        // SAFETY: `at` is below `MOST`, so the result is within the range.
         unsafe { self.range.add((MOST + at) * PAGE).cast() }
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: a page of an arena is mapped there while `at` is used.
+        // SAFETY: while `at` is in use, a page of an arena is mapped there.
         unsafe { &*self.word_page(at).cast::<u8>().add(offset_of!(Header, monitor)).cast() }
     }
 
-    /// What points to the node at `at`, or would: that of the one before it, or the head.
+    /// The pointer in the list that leads to the node at `at`, or that will lead to it. It is in
+    /// the preceding node, or in the head.
     fn pointer_to(&mut self, at: usize) -> *mut Node {
         match self.used.range(..at).next_back() {
             Some(before) => self.node(*before),
@@ -132,13 +138,13 @@ impl List {
     fn add(&mut self, arena: BorrowedFd<'_>) -> Option<usize> {
         let at = (0..MOST).find(|i| !self.used.contains(i))?;
         let (both, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::FIXED);
-        // SAFETY: a page of our own range, which nobody uses.
+        // SAFETY: this replaces a page of the reserved range that is not in use.
         unsafe { mmap(self.word_page(at), PAGE, both, fixed | MapFlags::SHARED, arena.as_fd(), 0) }.ok()?;
         let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         self.word(at).store(me | FUTEX_WAITERS, Ordering::Release);
         let before = self.pointer_to(at);
-        // SAFETY: a page of ours; and a node, or the head. The kernel may look at any time: the list is
-        // whole before and after the second store.
+        // SAFETY: both pointers lead to a node in the range or to the head. The kernel may read
+        // the list at any time: it is complete before and after the second store.
         unsafe {
             self.node(at).write(*before);
             before.write_volatile(Node(self.node(at)));
@@ -160,7 +166,9 @@ impl List {
             return;
         }
         let before = self.pointer_to(at);
-        // SAFETY: as in `add`; then a page of our own range that nobody refers to any more.
+        // SAFETY: `before` leads to a node in the range or to the head, and the list is complete
+        // before and after the store. After it nothing refers to the word's page, which is then
+        // replaced.
         unsafe {
             before.write_volatile(*self.node(at));
             let flags = MapFlags::FIXED | MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -171,7 +179,8 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: what this thread had before; then nothing refers to the range.
+        // SAFETY: this restores the list that the thread had before. After that nothing refers to
+        // the range.
         unsafe {
             libc::syscall(libc::SYS_set_robust_list, self.before.0, self.before.1);
             let _ = rustix::mm::munmap(self.range.cast(), 2 * MOST * PAGE);
@@ -200,19 +209,20 @@ mod tests {
                     let map = |i: usize| Mapping::new(&arenas[i], PAGE).unwrap();
                     let held_word = map(4).at::<AtomicU32>(offset_of!(Header, monitor)).load(Ordering::Acquire);
                     assert_ne!(held_word & FUTEX_WAITERS, 0);
-                    // The first, one in the middle, and its place is taken again.
+                    // Remove one in the middle and the first one, then use a free place again.
                     drop(held.remove(2));
                     drop(held.remove(0));
                     held.push(lines.hold(arenas[2].as_fd()).unwrap());
-                    // A client that writes nonsense harms itself only.
+                    // A client that writes nonsense into its word harms only itself.
                     map(3).at::<AtomicU32>(offset_of!(Header, monitor)).store(1, Ordering::Release);
                     match orderly {
                         true => lines.end(),
-                        // As if killed: nothing is dropped.
+                        // As if the process were killed: no destructor runs.
                         false => std::mem::forget((lines, held)),
                     }
                 });
-                // (The scope alone waits for the closure, not for the end of the thread.)
+                // (The scope waits only for the end of the closure, not for the end of the
+                // thread.)
                 thread.join().unwrap();
             });
             let marked = |i: usize| word(i).load(Ordering::Acquire) & FUTEX_OWNER_DIED != 0;

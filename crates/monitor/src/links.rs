@@ -1,4 +1,4 @@
-//! Other hosts that the agent of this host links.
+//! Other hosts to which the agent of this host has RDMA links.
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -8,10 +8,10 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
-    /// Of this host, on its RDMA device.
+    /// Address of this host on its RDMA device.
     pub address: SocketAddr,
-    /// Of other hosts.
+    /// Addresses of other hosts.
     pub peers: Vec<SocketAddr>,
-    /// The file with the key that all of them have.
+    /// The file with the key that all these hosts share.
     pub key: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! How much is written to the log: users can cause lines at any rate.
+//! Limits what is written to the log: users can cause log lines at any rate.
 
 use crate::rates::Rates;
 use std::cell::Cell;
@@ -8,20 +8,20 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Lines of one kind that one user causes, at once.
+/// Lines of one kind, caused by one user, that may be written without a pause.
 const AT_ONCE: u32 = 20;
-/// And one more after each such time.
+/// Beyond that, one line may be written for each interval of this length.
 const EACH: Duration = Duration::from_secs(1);
-/// The same of all kinds and users.
+/// The same limits for all kinds and users together.
 const AT_ONCE_ALL: u32 = 500;
 const EACH_ALL: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// For whom this thread works.
+    /// The user whose request this thread handles.
     static USER: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// From here on this thread does what this user asks for.
+/// Sets the user for whose request this thread works from here on.
 pub fn for_user(uid: Option<u32>) {
     USER.set(uid);
 }
@@ -32,7 +32,8 @@ struct State {
     left_out: u64,
 }
 
-/// Leaves out lines of the log that come too often. Not those which an operator has asked for (debug, trace).
+/// Leaves out lines of the log that come too often. Lines that an operator has asked for (debug,
+/// trace) are not limited.
 pub struct Limit(Mutex<State>);
 
 impl Default for Limit {
@@ -61,7 +62,7 @@ impl<S: Subscriber> Layer<S> for Limit {
         }
         let left_out = self.admits(event.metadata().callsite(), Instant::now());
         if left_out.is_some_and(|n| n > 0) {
-            // (This line passes here, too.)
+            // (This warning passes through the same limit.)
             tracing::warn!(lines = left_out, "lines were left out of the log: too many of one kind");
         }
         left_out.is_some()
@@ -97,7 +98,7 @@ mod tests {
             let burst = u64::from(AT_ONCE);
             assert!((burst..burst + 3).contains(&say(Some(1))));
             assert!((burst..burst + 3).contains(&say(Some(2))));
-            // In turns: other kinds of the same user.
+            // Lines of another kind are still written for this user.
             for_user(Some(1));
             tracing::info!("another kind");
             for_user(None);

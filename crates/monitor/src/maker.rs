@@ -1,45 +1,47 @@
-//! Sockets that the monitor makes for its clients, by its own right and out of their reach.
+//! Sockets that the monitor makes for its clients, with its own rights and out of their reach.
 //!
-//! A client never sends a socket that anything privileged is done to: it could use the socket
-//! meanwhile, or keep it half-made. Here sockets are made, finished and looked at once more before
-//! anybody else has a descriptor of them; where a step fails they are closed here. An [`Order`] says
-//! everything that is needed, in plain values: what this file does can be done by another process.
+//! The monitor does nothing privileged to a client's own socket, which the client could use or
+//! keep half-made. It makes a socket here, finishes and checks it, and only then passes it on. If
+//! a step fails, it closes the socket. An [`Order`] is plain values, so that the broker can run
+//! this code.
 
 use crate::address::is_v4;
 use crate::descriptor;
 use crate::sockdiag::SockDiag;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{sockopt, AddressFamily, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
-/// Bytes that a kernel end takes before anybody reads, half of what it says: a whole ring, and what
-/// the kernel needs to keep them.
+/// SO_SNDBUFFORCE of a kernel end (the kernel doubles it): room for a ring's content and overhead.
 const BUFFER: i32 = 3 << 20;
 /// Segment size on the loopback interface, for either IP version.
 const MSS: u32 = 65_464;
-/// How long a connection over the loopback interface may take, milliseconds.
-const PATIENCE_MS: i64 = 20;
+/// How long a connection over the loopback interface may take.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// One end of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct End {
     /// The socket is for IPv6.
     pub v6: bool,
     /// IPv4 in v4-mapped form.
     pub ip: [u8; 16],
     pub port: u16,
-    /// Whose the socket is.
+    /// The owner of the socket.
     pub uid: u32,
 }
 
 impl End {
-    /// For its own socket.
+    /// The address, for this end's own socket.
     fn addr(&self) -> SocketAddr {
         self.addr_for(self.v6)
     }
 
-    /// For a socket of that family.
+    /// The address, for a socket of this family.
     fn addr_for(&self, v6: bool) -> SocketAddr {
         let ip = Ipv6Addr::from(self.ip);
         match ip.to_ipv4_mapped().filter(|_| !v6) {
@@ -50,29 +52,29 @@ impl End {
 }
 
 /// A connection of which this host has both ends.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Order {
     pub client: End,
     pub server: End,
-    /// The client's port is the client's to use. Else the two get any ports.
+    /// Use these ports: the client's port belongs to the client. Else any ports.
     pub named: bool,
-    /// It is bound to that port by a socket of the client's, with this cookie.
+    /// The cookie of a socket of the client that is bound to that port.
     pub holder: Option<u64>,
 }
 
 impl Order {
-    /// An address that a socket of the family cannot have is no address of this connection.
+    /// Whether sockets of these families can have these addresses.
     fn is_sound(&self) -> bool {
         let fits = |e: &End| e.v6 || is_v4(&e.ip);
         fits(&self.client) && fits(&self.server) && is_v4(&self.client.ip) == is_v4(&self.server.ip)
     }
 }
 
-/// Makes both ends of a connection: under its own addresses where that is possible (TCP_REPAIR), else
-/// an ordinary one over the loopback interface. Client first.
+/// Makes both ends of a connection, the client's end first. They get the addresses in `order` if
+/// possible (TCP_REPAIR). Else they are an ordinary connection over the loopback interface.
 ///
 /// # Errors
-/// EXDEV: not in that network namespace. Else of the calls.
+/// EXDEV: the monitor may not enter that network namespace. Else those of the system calls.
 pub fn connection(order: &Order, place: Option<BorrowedFd<'_>>) -> Result<[OwnedFd; 2], Errno> {
     apart(place, || {
         if order.named && order.is_sound() {
@@ -85,18 +87,18 @@ pub fn connection(order: &Order, place: Option<BorrowedFd<'_>>) -> Result<[Owned
     })
 }
 
-/// Begins to connect a socket of the client's to a listener, under the client's own port if that is
-/// free. It does not block.
+/// Starts to connect a new socket to a listener on behalf of the client, from the client's own
+/// port if that is free. Does not block.
 ///
 /// # Errors
-/// As of [`connection`].
+/// Those of [`connection`].
 pub fn dial(order: &Order, place: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno> {
     if !order.is_sound() {
         return Err(Errno::INVAL);
     }
     apart(place, || {
-        // Without the port better another one than none. (What is not a port of the client's own is
-        // no reason to refuse: its server asks for this.)
+        // If the named port is not free, another one is used below. (A port that does not belong
+        // to the client is no reason to refuse: the server side asks for this connection.)
         if order.named {
             if let Ok(fd) = begin(order, |fd| take_port(fd, &order.client, order.holder)) {
                 return Ok(fd);
@@ -119,18 +121,19 @@ fn begin(order: &Order, bind: impl FnOnce(&OwnedFd) -> Result<(), Errno>) -> Res
     }
 }
 
-/// On this host a connection is there by now. The first call that asks for it is told that it has succeeded, and
-/// those behind it EISCONN, as the program has to be: it was told before.
+/// Both ends are on this host, so the connection is established by now. The first `connect` call
+/// after that returns success, and later ones EISCONN. The program has already been told of the
+/// success, so this call takes it and the program's next call gets EISCONN.
 fn conclude(fd: &OwnedFd, to: SocketAddr) {
     let _ = rustix::net::connect(fd, &to);
 }
 
-/// What [`dial`] has begun: true once it is connected. The socket is then as a client's own.
+/// Finishes [`dial`]: true once the socket is connected. It is in blocking mode then.
 ///
 /// # Errors
-/// It has failed.
+/// The connection attempt has failed.
 pub fn dialled(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if !is_ready(fd, 0) {
+    if !is_ready(fd, Duration::ZERO) {
         return Ok(false);
     }
     sockopt::socket_error(fd)??;
@@ -141,11 +144,11 @@ pub fn dialled(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// Runs `work` on a thread of its own, in that network namespace: the loop's thread must change
-/// neither its namespace nor its user.
+/// Runs `work` on a new thread, in the network namespace `place`. The event loop's thread must
+/// change neither its namespace nor its user.
 ///
 /// # Errors
-/// EXDEV: the monitor may not enter it. Else of `work`.
+/// EXDEV: the monitor may not enter the namespace. Else those of `work`.
 pub fn apart<T: Send>(
     place: Option<BorrowedFd<'_>>,
     work: impl FnOnce() -> Result<T, Errno> + Send,
@@ -153,7 +156,7 @@ pub fn apart<T: Send>(
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("maker".into()).spawn_scoped(scope, move || {
             if let Some(place) = place {
-                // SAFETY: no memory is involved; it changes this thread alone, which ends behind `work`.
+                // SAFETY: accesses no memory, and changes only this thread, which ends soon.
                 if unsafe { libc::setns(place.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
                     return Err(Errno::XDEV);
                 }
@@ -164,40 +167,52 @@ pub fn apart<T: Send>(
     })
 }
 
-/// Sockets that this thread makes are `uid`'s from here on: the rules of SO_REUSEPORT among sockets of one user
-/// and filters by user hold for them. Only in [`apart`].
+/// From here on, sockets that this thread makes belong to user `uid`: for SO_REUSEPORT (sockets of
+/// one user only) and for packet filters by user. Only within [`apart`].
 ///
 /// # Errors
 /// EPERM.
 pub fn act_as(uid: u32) -> Result<(), Errno> {
-    // SAFETY: no memory is involved; the raw calls change this thread alone.
+    // SAFETY: the calls access no memory. As raw system calls they change only this thread.
     let now = unsafe {
         libc::syscall(libc::SYS_setfsuid, uid);
         libc::syscall(libc::SYS_setfsuid, u32::MAX) as u32
     };
-    // A private monitor makes everything as its own user.
+    // A private monitor makes all sockets as its own user.
     if now == uid || !rustix::process::geteuid().is_root() {
         return Ok(());
     }
     Err(Errno::PERM)
 }
 
-/// The network namespace of a TCP socket that a client shows.
+/// The network namespace of a TCP socket, in which the client will get sockets.
 ///
 /// # Errors
-/// EINVAL: something else, or elsewhere than `cookie` says; EXDEV: the monitor has no right to it.
+/// EINVAL: no TCP socket, or not in the namespace of `cookie`. EXDEV: no right to open it.
 pub fn namespace_of(fd: BorrowedFd<'_>, cookie: u64) -> Result<OwnedFd, Errno> {
-    const SIOCGSKNS: libc::Ioctl = 0x894C;
-    // Before the request, which means something else to a file of another kind.
     if !descriptor::is_tcp(fd) || descriptor::netns_cookie(fd)? != cookie {
         return Err(Errno::INVAL);
     }
-    // SAFETY: takes no argument; returns a new descriptor, or fails.
+    namespace_to_look(fd)
+}
+
+/// The network namespace of a TCP or Unix socket, for questions to the kernel only: a Unix socket
+/// does not prove that its owner may have TCP sockets there.
+///
+/// # Errors
+/// EINVAL: another kind of file. EXDEV: the monitor may not open the namespace.
+pub fn namespace_to_look(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const SIOCGSKNS: libc::Ioctl = 0x894C;
+    // Checked first: for other kinds of files the request's number means something else.
+    if !descriptor::is_tcp(fd) && !descriptor::is_unix(fd) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the request takes no argument. It returns a new descriptor, or fails.
     let ns = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS) };
     if ns < 0 {
         return Err(Errno::XDEV);
     }
-    // SAFETY: just made, and ours alone.
+    // SAFETY: the call has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(ns) })
 }
 
@@ -221,7 +236,7 @@ fn repaired(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     let seq = [random(), random()];
     take_port(&c, client, order.holder)?;
     repair(&c, true)?;
-    // (The listener has this one.)
+    // (In repair before it is bound, because the listener holds the server's port.)
     repair(&s, true)?;
     rustix::net::bind(&s, &server.addr())?;
     half_open(c.as_fd(), server.addr_for(client.v6), seq[0], seq[1])?;
@@ -235,12 +250,12 @@ fn repaired(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     Ok([c, s])
 }
 
-/// Binds a client's socket to its port: as anybody binds it, else beside connections that have it, those in
-/// TIME_WAIT too, and beside the very socket that has it for the client (`holder`). In TCP_REPAIR nobody refuses a port.
-/// Not beside another socket that listens there, or may: then the port is not this client's any more.
+/// Binds a client's socket to its port. First tries an ordinary bind, then one in TCP_REPAIR,
+/// where the kernel refuses no port. Connections may use the port too (also in TIME_WAIT), and the
+/// client's own `holder`. No other socket may listen there, now or later.
 ///
 /// # Errors
-/// EADDRINUSE. Before Linux 6.8 also beside connections: sockets that are bound and nothing else are not shown there.
+/// EADDRINUSE. Before Linux 6.8 also beside connections: sock_diag does not show bound sockets.
 fn take_port(fd: &OwnedFd, own: &End, holder: Option<u64>) -> Result<(), Errno> {
     match rustix::net::bind(fd, &own.addr()) {
         Err(Errno::ADDRINUSE) => {}
@@ -259,7 +274,7 @@ fn repair(fd: &OwnedFd, on: bool) -> Result<(), Errno> {
     descriptor::set(fd.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &i32::from(on).to_ne_bytes())
 }
 
-/// Looks at a socket once more, before anybody gets it.
+/// Checks a finished socket, before a client gets it.
 fn finished(fd: &OwnedFd, own: &End, peer: &End) -> Result<(), Errno> {
     let same = |a: Option<SocketAddr>, b: &End| {
         a.is_some_and(|a| (a.ip().to_canonical(), a.port()) == (IpAddr::from(b.ip).to_canonical(), b.port))
@@ -272,8 +287,8 @@ fn finished(fd: &OwnedFd, own: &End, peer: &End) -> Result<(), Errno> {
     Ok(())
 }
 
-/// One end of an established connection, without a handshake: sequence numbers
-/// are those that the other end is given the other way round.
+/// Makes one end of an established connection without a handshake. The other end needs the same
+/// sequence numbers, swapped.
 fn half_open(fd: BorrowedFd<'_>, peer: SocketAddr, send_seq: u32, recv_seq: u32) -> Result<(), Errno> {
     let tcp = |name, value: &[u8]| descriptor::set(fd, libc::IPPROTO_TCP, name, value);
     for (queue, seq) in [(SEND_QUEUE, send_seq), (RECV_QUEUE, recv_seq)] {
@@ -283,13 +298,13 @@ fn half_open(fd: BorrowedFd<'_>, peer: SocketAddr, send_seq: u32, recv_seq: u32)
     rustix::net::connect(fd, &peer)?;
     let options = [OPT_MSS, MSS, OPT_WINDOW, 7 << 16 | 7, OPT_SACK, 0, OPT_TIMESTAMP, 0];
     tcp(TCP_REPAIR_OPTIONS, &options.map(u32::to_ne_bytes).concat())?;
-    // As of a socket that was never in repair, which `TCP_QUEUE_SEQ` shows.
+    // The default: otherwise `TCP_QUEUE_SEQ` would show that the socket was once in repair.
     tcp(TCP_REPAIR_QUEUE, &NO_QUEUE.to_ne_bytes())
 }
 
-/// An ordinary connection over the loopback interface, under ports of the kernel's choice.
+/// An ordinary connection over the loopback interface, with ports that the kernel chooses.
 fn plain(order: &Order) -> Result<[OwnedFd; 2], Errno> {
-    // One address that both families have.
+    // The loopback address that sockets of both families can use.
     let v4 = !order.client.v6 || !order.server.v6 || is_v4(&order.server.ip);
     let ip = if v4 { Ipv4Addr::LOCALHOST.to_ipv6_mapped() } else { Ipv6Addr::LOCALHOST }.octets();
     let at = |end: &End, port| End { ip, port, ..*end };
@@ -304,18 +319,18 @@ fn plain(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     }
     let own = SocketAddr::try_from(rustix::net::getsockname(&c)?).map_err(|_| Errno::INVAL)?;
     act_as(order.server.uid)?;
-    // Anybody on this host may connect to it for a moment: only the one that we have made is taken.
+    // Any process on this host can connect to `l`. Only our own connection is accepted.
     for _ in 0..8 {
-        if !is_ready(l.as_fd(), PATIENCE_MS) {
+        if !is_ready(l.as_fd(), PATIENCE) {
             break;
         }
         let s = rustix::net::accept_with(&l, SocketFlags::CLOEXEC)?;
         let peer = rustix::net::getpeername(&s)?.and_then(|a| SocketAddr::try_from(a).ok());
         let canonical = |a: SocketAddr| (a.ip().to_canonical(), a.port());
-        if peer.map(canonical) == Some(canonical(own)) && is_ready_to_write(c.as_fd(), PATIENCE_MS) {
+        if peer.map(canonical) == Some(canonical(own)) && is_ready_within(c.as_fd(), PollFlags::OUT, PATIENCE) {
             rustix::io::ioctl_fionbio(&c, false)?;
             for fd in [&c, &s] {
-                // As large as the privilege allows.
+                // Best effort: a large buffer takes a privilege.
                 let _ = descriptor::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes());
             }
             return Ok([c, s]);
@@ -324,27 +339,27 @@ fn plain(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     Err(Errno::TIMEDOUT)
 }
 
-fn is_ready(fd: BorrowedFd<'_>, ms: i64) -> bool {
-    polled(fd, rustix::event::PollFlags::IN | rustix::event::PollFlags::OUT, ms)
+fn is_ready(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    is_ready_within(fd, PollFlags::IN | PollFlags::OUT, limit)
 }
 
-fn is_ready_to_write(fd: BorrowedFd<'_>, ms: i64) -> bool {
-    polled(fd, rustix::event::PollFlags::OUT, ms)
+/// Whether one of these events comes in time. The watchdog's signals do not change the wait.
+pub fn is_ready_within(fd: BorrowedFd<'_>, events: PollFlags, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    let mut fds = [PollFd::new(&fd, events)];
+    retry_on_intr(|| {
+        let left = end.saturating_duration_since(Instant::now());
+        poll(&mut fds, Some(&Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }))
+    }) == Ok(1)
 }
 
-fn polled(fd: BorrowedFd<'_>, events: rustix::event::PollFlags, ms: i64) -> bool {
-    let mut fds = [rustix::event::PollFd::new(&fd, events)];
-    let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
-    matches!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1))
-}
-
-/// Is TCP_REPAIR on?
+/// Whether TCP_REPAIR is on.
 ///
 /// # Errors
-/// Of `getsockopt`.
+/// Those of `getsockopt`.
 pub fn in_repair(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let (mut value, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: `value` and `len` are valid for writes of that size.
+    // SAFETY: `value` and `len` are valid for writes of the size that is passed.
     let rc = unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, TCP_REPAIR, (&raw mut value).cast(), &raw mut len)
     };
@@ -354,7 +369,7 @@ pub fn in_repair(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(value != 0)
 }
 
-// linux/tcp.h; tcp(7) says nothing of them, CRIU's documentation does.
+// From linux/tcp.h. tcp(7) does not describe these options, CRIU's documentation does.
 const TCP_REPAIR: i32 = 19;
 const TCP_REPAIR_QUEUE: i32 = 20;
 const TCP_QUEUE_SEQ: i32 = 21;
@@ -365,8 +380,8 @@ const SEND_QUEUE: i32 = 2;
 const OPT_MSS: u32 = 2;
 const OPT_WINDOW: u32 = 3;
 const OPT_SACK: u32 = 4;
-/// With timestamps the pair of ports can be used again a second after its last
-/// connection (net.ipv4.tcp_tw_reuse), without them after a minute.
+/// With timestamps, a pair of ports can be used again one second after its last connection
+/// (net.ipv4.tcp_tw_reuse). Without them it takes a minute.
 const OPT_TIMESTAMP: u32 = 8;
 
 fn random() -> u32 {

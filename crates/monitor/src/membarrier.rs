@@ -1,17 +1,19 @@
-//! The expensive half of the asymmetric fence, and registration for it.
+//! The expensive half of the asymmetric fence, and the registration for it.
 
 use fsocket_sync::atomic::{fence, Ordering};
 use rustix::thread::{membarrier, MembarrierCommand};
 
-/// Makes sleepers' `membarrier` reach this process, whose wake-ups rely on it.
+/// Registers this process, so that the `membarrier` of a thread that goes to sleep reaches it. The
+/// monitor's wake-ups rely on that.
 pub fn register() {
     if let Err(err) = membarrier(MembarrierCommand::RegisterGlobalExpedited) {
         tracing::warn!(%err, "membarrier is not available; wake-ups rely on fences alone");
     }
 }
 
-/// Stores before this call are seen by every thread that runs the light fence and
-/// then looks; what such threads stored before is seen by us afterwards.
+/// After this call, every other thread that runs the light fence and then reads sees the stores
+/// that this thread made before. Conversely, this thread sees stores that such threads made before
+/// their light fence.
 pub fn heavy_fence() {
     fence(Ordering::SeqCst);
     let _ = membarrier(MembarrierCommand::GlobalExpedited);

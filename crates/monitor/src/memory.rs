@@ -1,43 +1,43 @@
 //! Shared memory: sealed memfds and mappings of them.
 //!
-//! Everything here is written by other processes at any time. A mapping hands
-//! out references to atomics only, every offset is checked, and the seals
-//! (no shrink) are what keeps an access from ending in SIGBUS.
+//! Other processes can write this memory at any time. So a mapping hands out references to atomics
+//! only, and checks every offset. The seals forbid to shrink the file, so no access ends in
+//! SIGBUS.
 
 use fsocket_abi::{arena, balance, channel};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
 use fsocket_sync::news::News;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::{retry_on_intr, Errno};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
 
-/// A type that may be looked at in memory that others write.
+/// A type that may be read in memory that other processes write.
 ///
 /// # Safety
-/// Every bit pattern must be a valid value, and every field that is ever read
-/// must be an atomic.
+/// Every bit pattern must be a valid value, and every field that is read must be an atomic.
 pub unsafe trait Shared {}
-// SAFETY: plain atomics.
+// SAFETY: an atomic, for which every bit pattern is valid.
 unsafe impl Shared for AtomicU32 {}
-// SAFETY: plain atomics.
+// SAFETY: an atomic, for which every bit pattern is valid.
 unsafe impl Shared for AtomicU64 {}
-// SAFETY: an atomic.
+// SAFETY: consists of an atomic, for which every bit pattern is valid.
 unsafe impl Shared for News {}
-// SAFETY: atomics and padding that nobody reads.
+// SAFETY: all fields that are read are atomics. The padding is never read.
 unsafe impl Shared for fsocket_abi::sock::Sock {}
-// SAFETY: only atomics.
+// SAFETY: all fields are atomics.
 unsafe impl Shared for arena::Stats {}
-// SAFETY: only atomics.
+// SAFETY: all fields are atomics.
 unsafe impl Shared for arena::Zone {}
-// SAFETY: atomics and padding that nobody reads.
+// SAFETY: all fields that are read are atomics. The padding is never read.
 unsafe impl Shared for balance::Queue {}
-// SAFETY: atomics and padding that nobody reads.
+// SAFETY: all fields that are read are atomics. The padding is never read.
 unsafe impl Shared for channel::SynQueue {}
-// SAFETY: atomics and padding that nobody reads.
+// SAFETY: all fields that are read are atomics. The padding is never read.
 unsafe impl Shared for channel::Waiter {}
-// SAFETY: atomics and padding that nobody reads.
+// SAFETY: all fields that are read are atomics. The padding is never read.
 unsafe impl Shared for channel::Slot {}
 
 /// A shared, writable mapping of the first bytes of a memfd.
@@ -47,16 +47,15 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of `fd`, which must be sealed against shrinking below
-    /// that.
+    /// Maps the first `len` bytes of `fd`. A seal must forbid to shrink the file below `len`.
     pub fn new(fd: impl AsFd, len: usize) -> io::Result<Mapping> {
         Mapping::part(fd, 0, len)
     }
 
-    /// The same for `len` bytes from `at`, a multiple of the page size.
+    /// Maps `len` bytes of `fd` from byte `at`, a multiple of the page size.
     pub fn part(fd: impl AsFd, at: usize, len: usize) -> io::Result<Mapping> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases
-        // no memory of this program.
+        // SAFETY: this maps a new range at an address that the kernel chooses, so it aliases no
+        // memory of this program.
         let ptr = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -71,7 +70,8 @@ impl Mapping {
         Ok(Mapping { ptr, len })
     }
 
-    /// Where it begins, for code that does its own checks; `len` bytes, as long as `self`.
+    /// Address of the first byte, for code that does its own checks. It is valid for `len` bytes,
+    /// as long as `self` lives.
     pub fn start(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
@@ -79,59 +79,70 @@ impl Mapping {
     /// The `T` at byte `off`.
     ///
     /// # Panics
-    /// If it lies outside or is not aligned: offsets are computed by us from
-    /// checked indices, never taken from shared memory.
+    /// If it lies outside of the mapping, or is not aligned. Callers compute offsets from checked
+    /// indices and never take them from shared memory, so this does not happen.
     pub fn at<T: Shared>(&self, off: usize) -> &T {
         assert!(
             off.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len) && off.is_multiple_of(align_of::<T>())
         );
-        // SAFETY: inside the mapping and aligned (asserted; the mapping itself
-        // is page-aligned), valid for any bytes and safe to share with
-        // concurrent writers (`Shared`), and mapped until `self` is dropped.
+        // SAFETY: the assertion guarantees that the value is inside the mapping and aligned (the
+        // mapping is page-aligned). `T: Shared` is valid for any bytes and allows concurrent
+        // writers. The mapping lives as long as the reference, which borrows `self`.
         unsafe { self.ptr.add(off).cast().as_ref() }
     }
 }
 
-// SAFETY: it owns its range of addresses, and what is there is atomics that other processes write, too.
+// SAFETY: the mapping owns its range of addresses. Other processes write to it anyway, so all
+// access goes through atomics, which any thread may use.
 unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and no reference outlives `self`.
+        // SAFETY: `self` owns the mapping, and no reference into it outlives `self`.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
 
-/// A zero-filled memfd of `size` bytes with `seals` (and F_SEAL_SEAL).
+/// Makes a zero-filled memfd of `size` bytes with `seals` (and F_SEAL_SEAL).
 pub fn memfd(name: &str, size: usize, seals: SealFlags) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, size as u64)?;
-    rustix::fs::fcntl_add_seals(&fd, seals | SealFlags::SEAL)?;
+    let fd = new(name)?;
+    retry_on_intr(|| rustix::fs::ftruncate(&fd, size as u64))?;
+    seal(&fd, seals)?;
     Ok(fd)
 }
 
-/// A read-only memfd with these bytes.
+// (None of these calls waits for a client. But where a supervisor answers system calls (seccomp),
+// a signal may interrupt them.)
+fn new(name: &str) -> Result<OwnedFd, Errno> {
+    retry_on_intr(|| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))
+}
+
+fn seal(fd: &OwnedFd, seals: SealFlags) -> Result<(), Errno> {
+    retry_on_intr(|| rustix::fs::fcntl_add_seals(fd, seals | SealFlags::SEAL))
+}
+
+/// Makes a read-only memfd with these bytes.
 pub fn memfd_of(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let fd = new(name)?;
     let mut rest = bytes;
     while !rest.is_empty() {
-        let n = rustix::io::retry_on_intr(|| rustix::io::write(&fd, rest))?;
+        let n = retry_on_intr(|| rustix::io::write(&fd, rest))?;
         rest = &rest[n..];
     }
-    // The reader starts where the offset is.
+    // The reader shares the file offset, and starts reading at it.
     rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0))?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    seal(&fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(fd)
 }
 
-/// Device and inode: the same for all descriptors of one file.
+/// Identifies a file by device and inode: the same for all its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(u64, u64);
 
 impl FileId {
     /// # Errors
-    /// Of `fstat`.
-    pub fn of(fd: impl AsFd) -> Result<FileId, rustix::io::Errno> {
+    /// Those of `fstat`.
+    pub fn of(fd: impl AsFd) -> Result<FileId, Errno> {
         rustix::fs::fstat(fd).map(|st| FileId(st.st_dev, st.st_ino))
     }
 }

@@ -1,8 +1,8 @@
-//! `--metrics ADDR`: metrics over HTTP, from a thread of their own.
+//! `--metrics ADDR`: serves metrics over HTTP, from a thread of its own.
 //!
-//! The thread talks to scrapers, and asks the event loop for a report over a control socket of its own, as
-//! `fastsocket stat` does. Slow or hostile scrapers cost the event loop one part in [`SHARE`] of its time, and each other
-//! nothing but that.
+//! The thread talks to scrapers. It asks the event loop for a report over a control socket of its
+//! own, as `fastsocket stat` does. Slow or hostile scrapers take at most one part in [`SHARE`] of
+//! the event loop's time. They delay other scrapers by no more than that.
 
 mod http;
 
@@ -20,22 +20,24 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// Scrapers that are served at a time. Another one takes the place of the one that has been there longest: whoever says or
-/// reads nothing holds up nobody.
+/// Scrapers served at a time. One more takes the place of the oldest connection, so scrapers that
+/// neither send nor read keep no other out.
 const MOST: usize = 64;
-/// After a connection could not be accepted (no descriptor is left, say) the next attempt is made so much later.
+/// After a connection could not be accepted (for example, no descriptor was free), the thread
+/// tries again after this time.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The thread answers from the same report for this many times as long as the event loop took to give it.
+/// A report is reused for this many times as long as the event loop took to make it.
 const SHARE: u32 = 20;
-/// But no longer.
+/// Longest time for which a report is reused.
 const FRESH: Duration = Duration::from_secs(1);
-/// The event loop may take so long to answer.
+/// How long the thread waits for the event loop's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Takes the address, before anything else exists that would have to be removed.
+/// Binds the address. This is done early, before the monitor makes anything that it would have to
+/// remove.
 ///
 /// # Errors
-/// [`StartError::Metrics`]: it is in use, or not this host's, say.
+/// [`StartError::Metrics`]: for example, the address is in use, or does not belong to this host.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     let bound = TcpListener::bind(address).and_then(|l| l.set_nonblocking(true).map(|()| l));
     bound.map_err(|source| StartError::Metrics { address, source })
@@ -44,12 +46,13 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
 /// Serves metrics until this monitor ends.
 ///
 /// # Errors
-/// Of the calls.
+/// Those of the system calls.
 pub(crate) fn serve(ctx: &mut Context, listener: TcpListener) -> std::io::Result<()> {
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let family = ctx.new_family();
-    // As root: whoever may scrape sees the sums of all users, and no process.
+    // The thread is a client with user root: its reports have the sums of all users. They list no
+    // single process.
     ctx.clients.add(Client::new(ForeignFd::new(ours, 0), 0, std::process::id(), family))?;
     let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None, accepts_at: None };
     std::thread::Builder::new().name("metrics".into()).spawn(move || server.run())?;
@@ -58,18 +61,18 @@ pub(crate) fn serve(ctx: &mut Context, listener: TcpListener) -> std::io::Result
 
 struct Server {
     listener: TcpListener,
-    /// To the event loop.
+    /// The socket to the event loop.
     line: OwnedFd,
     seq: u32,
     connections: Vec<Connection>,
-    /// The last text, and until when it holds.
+    /// The last text, and until when it may be reused.
     last: Option<(Instant, Vec<u8>)>,
     /// When to accept again; `None`: now.
     accepts_at: Option<Instant>,
 }
 
 impl Server {
-    /// Serves until the event loop has ended.
+    /// Runs until the event loop has ended.
     fn run(mut self) {
         while self.wait().is_some() {
             if self.accepts_at.is_none() {
@@ -99,7 +102,7 @@ impl Server {
         }
         let next = self.connections.iter().map(|c| c.deadline).chain(self.accepts_at).min();
         let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
-        // An interrupted call has no events.
+        // If a signal interrupts the call, no event is set.
         let _ = poll(&mut fds, timeout.as_ref());
         let line = fds[0].revents();
         drop(fds);
@@ -107,18 +110,19 @@ impl Server {
             return Some(());
         }
         match wire::receive(self.line.as_fd()) {
-            // An answer that came too late.
+            // An answer that came too late for its request.
             Received::Message(..) | Received::Cut(_) | Received::Nothing | Received::Later => Some(()),
             Received::End | Received::Malformed => None,
         }
     }
 
     fn accept(&mut self) {
-        // (Those that come now are served before any of them could be the oldest.)
+        // (Fewer than [`MOST`], so that a connection accepted here is served before newer ones can
+        // push it out.)
         for _ in 0..MOST / 2 {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    // The oldest is the first.
+                    // Drop the oldest connections, which are the first ones.
                     self.connections.drain(..(self.connections.len() + 1).saturating_sub(MOST));
                     self.connections.extend(Connection::new(stream));
                 }
@@ -138,7 +142,7 @@ impl Server {
                 None => Answer::text("503 Service Unavailable", "the monitor does not answer\n"),
             },
             ("GET" | "HEAD", "/") => Answer::text("200 OK", "fastsocketd: /metrics\n"),
-            ("GET" | "HEAD", _) => Answer::text("404 Not Found", "there is /metrics\n"),
+            ("GET" | "HEAD", _) => Answer::text("404 Not Found", "only /metrics exists\n"),
             _ => Answer::text("405 Method Not Allowed", "GET or HEAD\n"),
         }
     }

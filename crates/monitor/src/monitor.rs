@@ -12,6 +12,7 @@ use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ASLEEP, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
 use crate::fair::Fair;
 use crate::foreign::closer;
+use crate::netlink;
 use crate::pace::{Doing, Pace};
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
@@ -31,7 +32,8 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// A private monitor gives its first client this much longer.
+/// A private or retired monitor waits for its first client this much longer than
+/// [`Config::linger`](crate::Config).
 const START_GRACE: Duration = Duration::from_secs(10);
 
 pub struct Monitor {
@@ -41,23 +43,23 @@ pub struct Monitor {
     steers: Front,
     endpoint: Endpoint,
     addresses: Option<OwnedFd>,
-    /// Given up for a moment when descriptors run out, to turn somebody away.
+    /// Closed for a moment when no descriptor is free, to accept one client and turn it away.
     spare: Option<OwnedFd>,
     own_uid: u32,
     turns: Turns,
     fair: Fair,
     arrivals: Arrivals,
     pace: Pace,
-    /// Reports that took long to make.
+    /// Reports that took long to make, and are used again for a while.
     reports: crate::report::Kept,
-    /// Private: when to exit unless somebody comes.
+    /// Private or retired: when to exit if no client connects.
     deadline: Option<Instant>,
-    /// Private: a program that may come, by its pidfd.
+    /// Private: the pidfd of a program that may still connect.
     asleep: Option<OwnedFd>,
 }
 
 impl Monitor {
-    /// Everything that can fail; when it returns, clients can connect.
+    /// Does everything that can fail. When this returns, clients can connect.
     ///
     /// # Errors
     /// [`StartError`].
@@ -67,15 +69,15 @@ impl Monitor {
         Monitor::on(config, endpoint, broker)
     }
 
-    /// The same with what may be another process's.
+    /// Like [`Self::start`], with an endpoint and a broker that may belong to another process.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn on(config: Config, endpoint: Endpoint, broker: Broker) -> Result<Monitor, StartError> {
+    pub fn on(config: Config, mut endpoint: Endpoint, broker: Broker) -> Result<Monitor, StartError> {
         let fail = |what| move |e: std::io::Error| StartError::System { what, source: e };
         let descriptors = shares::total(shares::raise_nofile().min(config.descriptors));
         crate::membarrier::register();
-        let broker = broker.announcing(config.hosts.clone());
+        let broker = broker.announcing(config.hosts.clone()).retired(config.retired);
         let epoll =
             Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| fail("make an epoll instance")(e.into()))?);
         epoll::add(&*epoll, &endpoint.fd, EventData::new_u64(ENDPOINT), EventFlags::IN)
@@ -83,16 +85,18 @@ impl Monitor {
         let netns = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .and_then(|s| descriptor::netns_cookie(s.as_fd()))
             .map_err(|e| fail("tell network namespaces apart (SO_NETNS_COOKIE)")(e.into()))?;
-        let addresses = address::watch_addresses().ok();
+        // (This socket is readable when an address of this host is added or removed.)
+        let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+        let addresses = netlink::socket(None, groups).ok();
         if let Some(fd) = &addresses {
             let _ = epoll::add(&*epoll, fd, EventData::new_u64(ADDRESSES), EventFlags::IN);
         }
-        let deadline = config.private.then(|| Instant::now() + config.linger + START_GRACE);
+        let deadline = config.is_temporary().then(|| Instant::now() + config.linger + START_GRACE);
         let closings = Closings::start(config.private, &broker);
         let registry = Registry::new().map_err(fail("make the registry"))?;
         let mut monitor = Monitor {
             ctx: Context::new(config, broker, epoll, netns, descriptors),
-            shm: Shm::new(registry, Ports::new(KernelPorts::read()), closings),
+            shm: Shm::new(registry, Ports::new(KernelPorts::read()).among(endpoint.leases.take()), closings),
             zones: Zones::default(),
             steers: Front::default(),
             endpoint,
@@ -113,29 +117,32 @@ impl Monitor {
             monitor.zones.take_over(&broker, monitor.ctx.netns);
         }
         monitor.steer_also(&Also::Begin);
-        if monitor.ctx.config.hosts.is_some() {
+        if monitor.ctx.config.hosts.is_some() && !monitor.ctx.config.retired {
             monitor.ctx.hosts = crate::hosts::State::of(monitor.ctx.broker.hosts());
         }
         Ok(monitor)
     }
 
-    /// Another thread asks the kernel for the ports in use, before a client needs to know.
+    /// Makes another thread ask the kernel for the ports in use, so that they are known before a
+    /// client needs them.
     pub fn asks_for_ports_beside(mut self) -> Monitor {
         self.shm.ports.ask_beside();
         self
     }
 
     /// Serves metrics until this monitor ends.
+    ///
     /// # Errors
-    /// Of the calls.
+    /// Those of the system calls.
     pub fn serve_metrics(&mut self, listener: std::net::TcpListener) -> std::io::Result<()> {
         crate::metrics::serve(&mut self.ctx, listener)
     }
 
-    /// Serves until `stop` is readable and `ends` says that this is the end or, if private, until nobody needs it.
+    /// Serves until `stop` is readable and `ends` returns true. A private or retired monitor also
+    /// ends when no program needs it.
     ///
     /// # Errors
-    /// Of `epoll_wait` and timers; nothing a client does.
+    /// Those of `epoll_wait` and timers. Nothing that a client does causes an error.
     pub fn run(mut self, stop: BorrowedFd<'_>, ends: impl FnMut() -> bool) -> std::io::Result<()> {
         let r = self.serve(stop, ends);
         self.leave_report();
@@ -154,7 +161,8 @@ impl Monitor {
             tracing::warn!("no robust futexes; threads that sleep do not learn when this process is killed");
         }
         epoll::add(&*self.ctx.epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
-        // As many as a flood may have, so that it does not hide others.
+        // The buffer takes all events at once, even those of a flood of clients, so that every
+        // client's events are seen.
         let mut events = Vec::with_capacity(1024);
         loop {
             events.clear();
@@ -216,13 +224,13 @@ impl Monitor {
             if self.is_unneeded() {
                 self.zones.leave_nothing();
                 self.ctx.broker.leave_nothing();
-                tracing::info!("nobody needs this monitor any more");
+                tracing::info!("no process needs this monitor any more");
                 return Ok(());
             }
         }
     }
 
-    /// What one event has left to do: processes that end, threads to be woken.
+    /// Finishes an event: removes processes that have ended, and wakes threads.
     fn settle(&mut self) {
         loop {
             while let Some(id) = self.ctx.clients.doomed.pop() {
@@ -250,29 +258,29 @@ impl Monitor {
     fn addresses_changed(&mut self) {
         let Some(fd) = &self.addresses else { return };
         let mut scratch = [0u8; 8192];
-        // Of addresses the content does not matter, nor that some of it was lost
-        // (ENOBUFS): everything is read again.
+        // The messages are only drained. Their content does not matter, nor that some may be lost
+        // (ENOBUFS), because all addresses are read again.
         while !matches!(rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT), Err(Errno::AGAIN)) {}
         self.refresh_addresses();
-        // A device that went has taken its addresses with it.
+        // A network device may have been removed: then its addresses have disappeared, too.
         self.steer_also(&Also::Forget);
     }
 
-    /// Asks the broker about steering.
+    /// Asks the broker for an operation of steering.
     fn steer_also(&mut self, what: &Also) -> Done {
         let done = self.steers.also(what, &self.ctx.broker);
         self.steered(&done);
         done
     }
 
-    /// Listeners may have come or gone.
+    /// Refreshes steering if listeners have come or gone.
     fn refresh_steering(&mut self) {
         if std::mem::take(&mut self.shm.listeners_changed) {
             self.steer_also(&Also::Refresh);
         }
     }
 
-    /// Looks at the queues of listener groups if it is time.
+    /// Measures the queues of listener groups if it is time, and moves load.
     fn balance(&mut self) {
         let Some(also) = self.zones.balance_if_due(&mut self.ctx, &mut self.steers) else { return };
         if self.steer_also(&also).away {
@@ -280,7 +288,7 @@ impl Monitor {
         }
     }
 
-    /// Looks at where connections over shared memory go if it is time.
+    /// Looks where connections over shared memory should go, if it is time.
     fn dispatch(&mut self) {
         let Shm { dispatch, channels, listeners, .. } = &mut self.shm;
         for channel in dispatch.look_if_due(&self.ctx, channels, listeners, &mut self.steers) {
@@ -288,14 +296,15 @@ impl Monitor {
         }
     }
 
-    /// A policy may have changed: libraries ask again before their next connection.
+    /// After a change that may concern a policy, makes libraries ask the monitor again before
+    /// their next connection.
     fn policy_changed(&mut self) {
         if self.ctx.policy_changed() {
             self.shm.registry.touch();
         }
     }
 
-    /// Tells clients what has changed.
+    /// Tells clients what a steering operation has changed.
     fn steered(&mut self, done: &Done) {
         if let Some(slices) = self.steers.heard(done) {
             self.shm.registry.set_slices(slices);

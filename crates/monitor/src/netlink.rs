@@ -1,10 +1,10 @@
-//! One question to the kernel over netlink, and its answers.
+//! Requests to the kernel over netlink, and its answers.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{netlink, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Bytes of struct nlmsghdr.
+/// Size of `struct nlmsghdr` in bytes.
 const HEAD: usize = 16;
 
 pub struct Netlink {
@@ -12,10 +12,10 @@ pub struct Netlink {
     seq: u32,
 }
 
-/// A socket of this netlink family that gets the messages of `groups` (a bit mask).
+/// A socket of this netlink family that receives the messages of `groups` (a bit mask).
 ///
 /// # Errors
-/// Of the kernel.
+/// Those of the kernel.
 pub fn socket(protocol: Option<Protocol>, groups: u32) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -25,16 +25,25 @@ pub fn socket(protocol: Option<Protocol>, groups: u32) -> Result<OwnedFd, Errno>
 
 impl Netlink {
     /// # Errors
-    /// Of the kernel.
+    /// Those of the kernel.
     pub fn new(protocol: Option<Protocol>) -> Result<Netlink, Errno> {
-        Ok(Netlink { fd: socket(protocol, 0)?, seq: 0 })
+        socket(protocol, 0).map(Netlink::on)
     }
 
-    /// Sends one message of this kind and shows each answer (kind, and what follows its header) to
-    /// `each`. The kernel answers in our system calls, so nothing waits.
+    /// Uses a socket that another process may have made.
+    pub fn on(fd: OwnedFd) -> Netlink {
+        Netlink { fd, seq: 0 }
+    }
+
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
+    /// Sends one request and calls `each` for each answer, with the answer's kind and the bytes
+    /// behind its header. The kernel answers within the system calls, so this does not wait.
     ///
     /// # Errors
-    /// What the kernel answers, or EPROTO for an answer that is none.
+    /// The errno that the kernel answers, or EPROTO for a malformed answer.
     pub fn ask(&mut self, kind: u16, dump: bool, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
         self.seq = self.seq.wrapping_add(1);
         let flags = libc::NLM_F_REQUEST | if dump { libc::NLM_F_DUMP } else { 0 };
@@ -46,7 +55,7 @@ impl Netlink {
         message.extend_from_slice(&[0; 4]);
         message.extend_from_slice(body);
         rustix::net::send(&self.fd, &message, SendFlags::empty())?;
-        let mut bytes = vec![0u8; 32768];
+        let mut bytes = [0u8; 32768];
         loop {
             let (n, _) = rustix::net::recv(&self.fd, &mut bytes[..], RecvFlags::DONTWAIT)?;
             let mut rest = &bytes[..n];
@@ -58,7 +67,7 @@ impl Netlink {
                 let (kind, seq, body) = (u16_at(rest, 4), u32_at(rest, 8), &rest[HEAD..len]);
                 rest = &rest[len.next_multiple_of(4).min(rest.len())..];
                 if seq != self.seq {
-                    continue; // left over from a question that ended early
+                    continue; // left over from a question that failed
                 }
                 match i32::from(kind) {
                     libc::NLMSG_DONE => return Ok(()),
@@ -85,7 +94,7 @@ pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Adds an attribute (struct nlattr, rtattr).
+/// Appends an attribute (`struct nlattr`, `rtattr`).
 pub fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     to.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
     to.extend_from_slice(&kind.to_ne_bytes());
@@ -93,7 +102,7 @@ pub fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     to.resize(to.len().next_multiple_of(4), 0);
 }
 
-/// Kinds of the attributes at this level.
+/// The kinds of the attributes at this level.
 pub fn kinds(rest: &[u8]) -> impl Iterator<Item = u16> + '_ {
     attributes(rest).map(|(kind, _)| kind)
 }
@@ -105,14 +114,14 @@ pub fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         if len < 4 || len > rest.len() {
             return None;
         }
-        // Without the bits that say how its value is coded.
+        // The upper two bits, which tell how the value is encoded, are removed.
         let attribute = (u16_at(rest, 2) & 0x3fff, &rest[4..len]);
         rest = &rest[len.next_multiple_of(4).min(rest.len())..];
         Some(attribute)
     })
 }
 
-/// The messages of one datagram: kind, and what follows its header.
+/// The messages of one datagram: for each, its kind and the bytes behind its header.
 pub fn messages(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = (rest.len() >= HEAD).then(|| u32_at(rest, 0) as usize)?;

@@ -1,6 +1,6 @@
-//! What the configuration says of a program, and `fastsocket off` and `on`: processes that use the kernel because
-//! somebody wants it. New connections are refused wherever two processes are to meet; see `shm/operate` for those
-//! that there are.
+//! Which processes must use the kernel because an operator wants it: by a program's entry in the
+//! configuration, or by `fastsocket off` and `on`. The monitor refuses new connections over shared
+//! memory to such a process. `shm/operate` moves the existing ones.
 
 use crate::context::Context;
 use crate::pidfd::read;
@@ -17,18 +17,19 @@ impl Context {
         self.clients.get(id).is_some_and(|c| c.off.unwrap_or_else(by_file))
     }
 
-    /// What the configuration says of a process, if anything.
+    /// The configuration's entry for a process, if there is one.
     pub fn program(&self, id: ConnId) -> Option<&Program> {
         self.config.programs.get(self.clients.get(id)?.program?)
     }
 
-    /// A program has begun.
+    /// Finds the configuration entry for a program that has started.
     pub fn choose_program(&mut self, id: ConnId, party: &Party) {
         let Some(client) = self.clients.get_mut(id) else { return };
         client.program = programs::find(&self.config.programs, party, &client.name);
     }
 
-    /// A process has said hello. `said`: it was switched off under a monitor before this one.
+    /// Checks, when a process says HELLO, whether it must use the kernel. `said`: the process was
+    /// already switched off under the former monitor.
     pub fn look_if_off(&mut self, id: ConnId, said: bool) {
         let Some(client) = self.clients.get(id) else { return };
         let pid = client.pid;
@@ -43,7 +44,8 @@ impl Context {
         }
     }
 
-    /// Its library switches its connections, or lets them come back.
+    /// Tells the library of a process to move its connections to the kernel, or to let them
+    /// return.
     pub fn tell_off(&mut self, id: ConnId, off: bool) {
         self.clients.notify(id, notice::ToKernel { off });
     }

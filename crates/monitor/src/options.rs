@@ -1,4 +1,5 @@
-//! What `fastsocketd` can be told. A file of its own: the manual page is made from it.
+//! Options of `fastsocketd`. They have a file of their own because the manual page is generated
+//! from it.
 
 use clap::Parser;
 use std::path::PathBuf;
@@ -16,6 +17,16 @@ pub struct Options {
     /// With --private: exit this long after the last process went
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     pub linger: f64,
+    /// Go on for the programs of a monitor that has ended, whose socket is descriptor 3
+    #[arg(long, hide = true)]
+    pub retired: bool,
+    /// Print the number of the ABI, and exit
+    #[arg(long, hide = true)]
+    pub abi: bool,
+    /// End monitors of other versions that have stayed for their programs, and exit. New connections of these programs
+    /// use the kernel
+    #[arg(long)]
+    pub end_retired: bool,
     /// Two processes with --private, too
     #[arg(long, hide = true)]
     pub split: bool,

@@ -1,39 +1,39 @@
-//! How long the loop is with one thing before it looks at the next.
+//! Measures how long the loop works on one thing before it turns to the next.
 //!
-//! Wall time says how long others wait. On a busy machine it has what the scheduler gave to other programs, too; CPU time
-//! says what the turn itself has cost.
+//! Wall time says how long other clients wait. On a busy machine it includes time that the
+//! scheduler gave to other programs. CPU time says what the turn itself has cost.
 
 use crate::report::cpu_time;
 use fsocket_proto::{report, Request};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Turns by how long they took: up to 1 µs, 2, 4, … and longer.
+/// Buckets for the duration of turns: up to 1 µs, 2 µs, 4 µs, … and longer.
 const BUCKETS: usize = 24;
-/// The clock of CPU time is a system call. It is read after so much wall time, and so much is the CPU time of a turn
-/// said to be too long at most.
+/// Reading CPU time takes a system call. So it is read only when this much wall time has passed
+/// since the last reading. The CPU time of a turn is overestimated by this much at most.
 const EACH: Duration = Duration::from_micros(100);
 
-/// Kinds of work in a turn. A user's turn counts for its last piece of work, which has used it up.
+/// Kinds of work. If a user's turn has several pieces of work, its time counts for the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doing {
-    /// Takes note of what epoll says.
+    /// Handling what epoll reports.
     Events,
-    /// Takes clients that come.
+    /// Accepting new clients.
     Accepting,
-    /// A request, by its kind.
+    /// Handling a request of this kind.
     Request(u32),
-    /// The end of a process.
+    /// Removing a process that has ended.
     Ending,
-    /// The ends of listeners.
+    /// Removing listeners that have ended.
     Unlistening,
-    /// The look which channels have lost a side.
+    /// Searching for channels that have lost a side.
     Sweeping,
-    /// What is due: messages that had no room, looks at channels.
+    /// Work that is due at a certain time: sending again, looking at channels.
     Due,
     /// Local listen sockets and their queues.
     Zones,
-    /// Where connections over shared memory go.
+    /// Deciding where connections over shared memory go.
     Dispatching,
 }
 
@@ -46,7 +46,7 @@ impl Doing {
     }
 }
 
-/// The longest turn of a kind: on the wall, and of CPU time.
+/// The longest turn of one kind, in wall time and in CPU time.
 #[derive(Clone, Copy, Default)]
 struct Longest {
     wall: Duration,
@@ -56,7 +56,7 @@ struct Longest {
 pub struct Pace {
     since: Instant,
     doing: Doing,
-    /// When the clock of CPU time was read, and what it said.
+    /// When CPU time was last read, and its value then.
     read_at: Instant,
     cpu: Duration,
     longest: BTreeMap<Doing, Longest>,
@@ -80,18 +80,18 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// The loop has slept until now.
+    /// Begins to measure: the loop has slept until now.
     pub fn begin(&mut self) {
         self.since = Instant::now();
         self.doing = Doing::Events;
     }
 
-    /// The turn is for this from here on.
+    /// Sets the kind of work that follows.
     pub fn is(&mut self, doing: Doing) {
         self.doing = doing;
     }
 
-    /// A turn has ended, and the next one begins.
+    /// Ends one turn and begins the next one.
     pub fn lap(&mut self) {
         let now = Instant::now();
         let wall = now.duration_since(self.since);
@@ -130,7 +130,7 @@ impl Pace {
         }
     }
 
-    /// Forgets what was.
+    /// Sets all counts and maxima to zero.
     pub fn reset(&mut self) {
         *self = Pace { since: self.since, doing: self.doing, ..Pace::default() };
     }

@@ -1,11 +1,11 @@
-//! What the kernel or the administrator refuses, we refuse.
+//! The monitor refuses what the kernel or the administrator refuses.
 //!
-//! One mechanism for everything that the kernel may have against a connection (netfilter, `ip rule`,
-//! Landlock, filters of system calls, cgroup programs, security modules): its own handshake. A
-//! client that may be refused has to connect over the kernel (ENOKEY). Once that connection is
-//! established the client shows it, and has shared memory to that destination for [`WINDOW`]. So
-//! nothing here has to understand a policy; it is enough to see that there may be one ([`kernel`],
-//! [`process`]). ADR 36.
+//! The kernel may have many reasons against a connection: netfilter, `ip rule`, Landlock, filters
+//! of system calls, cgroup programs, security modules. The monitor has one test for all of them:
+//! the kernel's own handshake. A client that may be refused must connect over the kernel first
+//! (ENOKEY). When that connection is established, the client shows it to the monitor. Then it may
+//! have shared memory to that destination for [`WINDOW`]. So the monitor need not understand any
+//! policy. It only needs to detect that there may be a policy ([`kernel`], [`process`]). ADR 36.
 
 pub mod cgroups;
 pub mod file;
@@ -36,14 +36,15 @@ use std::time::Instant;
 /// Why a process may have a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granted {
-    /// There is no policy.
+    /// No policy may concern the connection.
     AtOnce,
-    /// The kernel has allowed such a connection; for sockets like that one.
+    /// The kernel has allowed a connection of an equal socket.
     Proved,
 }
 
 impl Context {
-    /// Notes what the kernel says of the sender. Later messages of others look it up.
+    /// Records what the kernel says about the sender of the current message. Checks for other
+    /// processes' messages use the record.
     pub fn note_party(&mut self, id: ConnId, with_cgroup: bool) -> Result<Party, Errno> {
         let rules = &self.config.rules;
         let programs = &self.config.programs;
@@ -53,20 +54,22 @@ impl Context {
                 || rules.needs_cgroup()
                 || programs.iter().any(|p| p.unit.is_some() || p.cgroup.is_some()),
         };
-        // Without credentials (sent before the socket asked for them) it is nobody.
+        // A message without credentials was sent before the socket asked for them: its sender is
+        // unknown.
         let policy = &mut self.policy;
         let party = policy.sender.as_ref().ok_or(Errno::NOENT)?.party(wanted, &self.broker, &mut policy.cgroups);
         self.policy.parties.insert(id, party.clone());
         Ok(party)
     }
 
-    /// ENOENT: it has said nothing yet (announced before a fork or `exec`).
+    /// ENOENT: the process has said nothing yet (its parent has announced it before a fork or
+    /// `exec`).
     pub fn known_as(&self, id: ConnId) -> Result<&Party, Errno> {
         self.policy.parties.get(&id).ok_or(Errno::NOENT)
     }
 
-    /// Whether these two may be the ends of a connection, by `share` and by rules that deny.
-    /// What else there is to say of it.
+    /// Whether these two processes may be the ends of a connection: `share` must allow it, and no
+    /// rule may deny it. Returns the action of the first rule that fits.
     pub fn may_pair(&self, client: &Party, server: ConnId, to: &Destination) -> Result<Option<Action>, Errno> {
         if self.config.private && self.config.rules.rules.is_empty() {
             return Ok(None);
@@ -81,21 +84,22 @@ impl Context {
         }
     }
 
-    /// Whether a process that now wants to work for a listener may meet the clients that have
-    /// channels to it.
+    /// Whether a process that wants to accept for a listener may be paired with all clients that
+    /// have channels to that listener.
     pub fn may_work(&self, id: ConnId, l: &Listener, channels: &Channels) -> Result<(), Errno> {
         let to = Destination::Inet(Inet { ip: l.info.addr.ip, port: l.info.addr.port, netns: None });
         let clients = l.channels.iter().filter_map(|ch| channels.get(*ch)).filter(|ch| !ch.client_gone);
         clients.map(|ch| (ch.client, ch.client_uid)).try_for_each(|(client, uid)| {
-            // One that has ended may have left connections to others of its family.
+            // A client that has ended may have left connections to other processes of its fork
+            // group.
             let ended = Party { uid, gid: u32::MAX, ..Party::default() };
             self.may_pair(self.known_as(client).unwrap_or(&ended), id, &to).map(drop)
         })
     }
 
-    /// Whether this process may have a channel to a listener, by which `place` is reached. EPERM: it
-    /// is another user's; EACCES: a rule, or the kernel, is against it; ENOKEY: the kernel is to be
-    /// asked first, with the very socket that was shown.
+    /// Whether this process may have a channel to a listener, which is reached at `place`. EPERM:
+    /// another user's listener. EACCES: a rule or the kernel forbids it. ENOKEY: the client must
+    /// first connect over the kernel, with the same socket that it has shown.
     pub fn judge(
         &mut self,
         id: ConnId,
@@ -112,7 +116,7 @@ impl Context {
         let to = Inet { ip: place.0, port: place.1, netns };
         let mut servers: Vec<ConnId> = l.accepting().collect();
         if servers.is_empty() {
-            // The users of the future workers are not known yet.
+            // The processes that will accept are not known yet, so neither are their users.
             if !self.config.private {
                 return Err(Errno::NOENT);
             }
@@ -127,7 +131,8 @@ impl Context {
             Seen::Nothing => Ok(Granted::AtOnce),
             Seen::MayRefuse(_) if identity == fsocket_proto::ODD => Err(Errno::NOKEY),
             Seen::MayRefuse(_) => {
-                // The cgroup by what the kernel says; the rest is the process's word, and concerns its own sockets.
+                // The cgroup is what the kernel says. `identity` is what the process says about
+                // its own socket; if it lies, it deceives only itself.
                 let mut hash = DefaultHasher::new();
                 (identity, &party.cgroup).hash(&mut hash);
                 self.proof(id, (place, hash.finish()), end).map(|()| Granted::Proved)
@@ -136,7 +141,7 @@ impl Context {
         }
     }
 
-    /// Whether the kernel is to be asked first, and why.
+    /// Whether the client must connect over the kernel first, and why.
     fn verdict(
         &mut self,
         actions: &[Option<Action>],
@@ -162,7 +167,8 @@ impl Context {
             true => policy.host.look(&question, &self.broker),
             false => HostPolicy::look_elsewhere(socket, &self.broker),
         };
-        // Programs under a private monitor could share memory without it.
+        // Where a private monitor cannot look, it allows the connection: its programs have the
+        // same user, and could share memory without it.
         let cannot = |why| if self.config.private { Seen::Nothing } else { Seen::MayRefuse(why) };
         let restraint = policy.sender.as_ref().map(|s: &Sender| s.restraint(policy.labels));
         let seen = match seen.unwrap_or_else(cannot) {
@@ -195,12 +201,14 @@ impl Context {
                 proofs.unused.push_back((now, place, end.cookie));
                 Err(Errno::NOKEY)
             }
-            // An older connection says nothing of the policy now, and one that somebody has handed
-            // over nothing of what the kernel lets this process do.
+            // The client must have shown this socket while it was still unused. An older
+            // connection says nothing about the policy of today. A connection handed over by
+            // another process says nothing about this process.
             Use::Connected { .. } if !proofs.unused.iter().any(shown) => Err(Errno::NOKEY),
             Use::Connected { own, peer } => {
                 proofs.unused.retain(|s| !shown(s));
-                // Translated addresses lead to another server than the listener of that address.
+                // If addresses are translated, the connection has reached another server than the
+                // listener.
                 if end.netns == self.netns && self.policy.host.is_connected(own, peer) == Some(false) {
                     return Err(Errno::ACCESS);
                 }
@@ -210,7 +218,8 @@ impl Context {
         }
     }
 
-    /// From the first look on the kernel tells us when its rules change.
+    /// From the first look on, watches the sockets by which the kernel announces changes of its
+    /// rules.
     fn watch_policy(&mut self) {
         let Policy { host, watched, .. } = &mut self.policy;
         for events in host.events() {
@@ -222,8 +231,8 @@ impl Context {
         }
     }
 
-    /// The kernel tells of a change. Whether a policy may have changed: then libraries ask again before their next
-    /// connection.
+    /// Handles an announcement of the kernel. Returns whether a policy may have changed: then
+    /// libraries must ask again before their next connection.
     pub fn policy_changed(&mut self) -> bool {
         let changed = self.policy.host.changed();
         if changed {

@@ -1,17 +1,17 @@
-//! How often something may happen, for each of many.
+//! Limits how often something may happen, for each of many keys.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Of so many it is remembered what they have left.
+/// Number of keys that are remembered at once.
 const MOST: usize = 1 << 14;
 
-/// Each key has `burst` at once, and one more after each `each`.
+/// Each key may take `burst` at once, and one more after each interval `each`.
 pub struct Rates<K> {
     burst: u32,
     each: Duration,
-    /// When a key will have all of its burst again.
+    /// When a key will have its whole burst again.
     full_at: HashMap<K, Instant>,
 }
 
@@ -20,7 +20,7 @@ impl<K: Eq + Hash> Rates<K> {
         Rates { burst, each, full_at: HashMap::new() }
     }
 
-    /// Once more?
+    /// Takes one for this key. False: the key has none left.
     pub fn take(&mut self, key: K, now: Instant) -> bool {
         if self.full_at.len() >= MOST && !self.full_at.contains_key(&key) {
             self.full_at.retain(|_, at| *at > now);

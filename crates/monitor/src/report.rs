@@ -1,4 +1,4 @@
-//! What `fastsocket stat` and `fastsocket ss` show.
+//! The data of `fastsocket stat` and `fastsocket ss`.
 
 mod end;
 mod open;
@@ -32,35 +32,35 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Version of the schema.
+/// Version of the report's schema.
 const VERSION: u32 = 1;
 
-/// Connections in one report.
+/// Connections in one report, at most.
 const MOST: usize = 1 << 17;
-/// The monitor keeps a report that takes more CPU time than this to make: a viewer that asks again and
-/// again costs others little.
+/// The monitor reuses a report that took more CPU time than this to make, so that a viewer who
+/// asks again and again costs others little.
 const LONG: Duration = Duration::from_millis(5);
-/// It sends that report again for this many times as long as the making took.
+/// A kept report is reused for this many times the CPU time that it took.
 const KEPT_FOR: u32 = 20;
 
-/// Reports that were long in the making: length in bytes, file, and until when they hold.
+/// Reports that took long to make: length in bytes, file, and until when to reuse them.
 #[derive(Default)]
 pub struct Kept(HashMap<Wanted, (u64, Rc<ForeignFd>, Instant)>);
 
-/// What a report is to say.
+/// Which report a viewer wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Wanted {
-    /// To this user: root and the owner of a private monitor see everything, others their own processes
-    /// and who listens in their network namespace.
+    /// The user who will see the report. Root and the owner of a private monitor see everything.
+    /// Others see their own processes, and all listeners in their network namespace.
     pub viewer: u32,
-    /// Cookie of that network namespace.
+    /// The cookie of the viewer's network namespace.
     pub netns: Option<u64>,
     /// Without the list of connections.
     pub is_brief: bool,
 }
 
 impl Kept {
-    /// The report and its length, if it still holds. A descriptor with a position of its own.
+    /// A report that may be reused, and its length. The descriptor has a file position of its own.
     pub fn get(&mut self, wanted: Wanted) -> Option<(u64, ForeignFd)> {
         let now = Instant::now();
         self.0.retain(|_, (_, _, until)| *until > now);
@@ -70,8 +70,8 @@ impl Kept {
         Some((*length, ForeignFd::new(again, wanted.viewer)))
     }
 
-    /// Its making has taken so much CPU time. (Not time: on a busy machine each report would be long, and a viewer would
-    /// be told what was so before.)
+    /// Keeps a report if it took much CPU time. (Wall time is not used: on a busy machine each
+    /// report would seem long, and viewers would get stale ones.)
     pub fn keep(&mut self, wanted: Wanted, length: u64, fd: &Rc<ForeignFd>, took: Duration) {
         if took > LONG {
             self.0.insert(wanted, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
@@ -85,8 +85,8 @@ pub fn cpu_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Leaves a last report beside the socket: a private monitor ends with its programs, and somebody may want to
-/// know how it went. (Where it cannot be written, nobody will.)
+/// Leaves a last report beside the socket: a private monitor ends with its programs, and a user
+/// may look at the report later. (Errors are only logged.)
 pub fn leave(report: &Report, socket: &Path) {
     let file = report::last(socket);
     let new = file.with_extension("new");
@@ -101,7 +101,7 @@ pub fn leave(report: &Report, socket: &Path) {
     }
 }
 
-/// What a report is made of.
+/// The sources of a report.
 pub struct Sources<'a> {
     pub ctx: &'a Context,
     pub shm: &'a Shm,
@@ -121,6 +121,8 @@ impl Sources<'_> {
             version: VERSION,
             monitor_pid: std::process::id(),
             monitor_version: env!("CARGO_PKG_VERSION").to_owned(),
+            abi: fsocket_abi::VERSION,
+            retired: self.ctx.config.retired,
             uptime: self.ctx.started.elapsed().as_secs_f64(),
             totals: self.report_totals(&sees),
             processes: self.report_processes(&sees, &open),
@@ -162,7 +164,7 @@ impl Sources<'_> {
         peers.map(|peer| link(peer.ip().to_canonical())).collect()
     }
 
-    /// Is an agent at the other end of a channel?
+    /// Whether the other end of a channel belongs to an agent.
     fn is_agents(&self, ch: &Channel, side: usize) -> bool {
         let remote = &self.shm.remote;
         let serves = |id: ConnId| self.ctx.clients.get(id).is_some_and(|c| remote.carries(c.family));
@@ -182,9 +184,12 @@ impl Sources<'_> {
             add_all(&mut sum, &totals);
         }
         let mut sum = named(&sum);
-        // Of all connections between network namespaces, whoever has made them.
+        // Counts of the connections between network namespaces, for all users together.
         if let Some(record) = self.shm.pairs.record.as_ref().filter(|_| sees(0)) {
             sum.extend(record.counts().map(|(name, n)| (format!("pairs.{name}"), n)));
+        }
+        if sees(0) {
+            sum.insert("unix.refused".to_owned(), self.shm.unix_refused);
         }
         if let crate::hosts::State::On(hosts) = &self.ctx.hosts {
             if sees(0) {
@@ -197,13 +202,13 @@ impl Sources<'_> {
     fn report_processes(&self, sees: &dyn Fn(u32) -> bool, open: &Open) -> Vec<Process> {
         let mut roots = HashMap::new();
         let mut list: Vec<_> = self.ctx.clients.iter().filter(|(_, c)| c.is_process() && sees(c.uid)).collect();
-        // The oldest of a family gives it its name.
+        // The oldest process of a family gives its number to the family.
         list.sort_by_key(|(id, _)| *id);
         list.into_iter()
             .map(|(id, c)| {
                 let root = *roots.entry(c.family).or_insert(c.pid);
                 let own = self.ctx.arenas.of(id);
-                // A child that has not said its name runs the same program.
+                // A child that has not said its name yet runs the same program as its family.
                 let any = || self.ctx.arenas.in_family(c.family).next().map(|a| a.mem.comm()).unwrap_or_default();
                 let mut counters = own.map_or([0; COUNTERS.len()], |a| a.mem.live_counters());
                 if let Some(told) = &c.told {
@@ -240,13 +245,14 @@ impl Sources<'_> {
         sum.into_iter().map(|(cpu, accepted)| report::Zone { cpu, accepted: named(accepted) }).collect()
     }
 
-    /// Listeners of this user, and all in this network namespace, where the kernel shows them as well.
+    /// Listeners of this user, and all listeners in this network namespace, which the kernel shows
+    /// to the user, too.
     fn report_listeners(&self, netns: Option<u64>, sees: &dyn Fn(u32) -> bool) -> Vec<report::Listener> {
         let visible_pid = |id: &ConnId| self.ctx.clients.get(*id).filter(|c| sees(c.uid)).map(|c| c.pid);
         self.shm
             .listeners
             .iter()
-            // (What stands for Unix connections is nobody's listener.)
+            // (A listener that stands for Unix connections is no real listener.)
             .filter(|l| l.unix.is_none())
             .filter(|l| sees(l.uid) || netns == Some(l.info.netns))
             .map(|l| report::Listener {
@@ -265,8 +271,8 @@ impl Sources<'_> {
     }
 
     fn report_connections(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Connection> {
-        // Bytes as each end counts them, also of ends that the viewer does not
-        // see: the difference is what is under way.
+        // Bytes as each end counts them, including ends that the viewer may not see: the
+        // difference of the two is under way.
         let mut counted = HashMap::new();
         for arena in self.ctx.arenas.iter() {
             let ends = arena.mem.open_socks().filter_map(End::read);
@@ -296,7 +302,7 @@ impl Sources<'_> {
             let under_way = |from: u64, to: u64| from.saturating_sub(to);
             let (recv_q, send_q) = match peer {
                 Some((sent, received)) => (under_way(sent, end.received), under_way(end.sent, received)),
-                // Nobody took it yet: nothing of it has been read.
+                // The connection waits for `accept`, so none of its bytes have been read.
                 None if channel.is_some_and(|ch| waits(ch, end.slot)) => (0, end.sent),
                 None => (0, 0),
             };
@@ -306,7 +312,7 @@ impl Sources<'_> {
             let (local, peer) = match unix {
                 Some(name) if end.side == SERVER => (name.to_owned(), "*".to_owned()),
                 Some(name) => ("*".to_owned(), name.to_owned()),
-                // Those that accepted it have all gone.
+                // All processes that had accepted the connection have ended.
                 None if i32::from(family) == libc::AF_UNIX => ("*".to_owned(), "*".to_owned()),
                 None => (show(sock.local()), show(sock.peer())),
             };
@@ -336,10 +342,10 @@ fn waits(ch: &Channel, slot: usize) -> bool {
     ch.mem.slot(slot).state.load(Ordering::Relaxed) == slot_state::SYN
 }
 
-/// The state as `ss` would name it. A connection that nobody accepted yet is
-/// established, as in the kernel.
+/// The state by the name that `ss` uses. A connection that waits for `accept` is established, as
+/// in the kernel.
 fn state(channel: Option<&Channel>, end: &End) -> &'static str {
-    // Without its channel, the peer is gone for good.
+    // If the channel is gone, the peer is gone, too.
     let Some(ch) = channel else { return "CLOSE-WAIT" };
     let bits = |side: usize| ch.mem.slot(end.slot).dir[side].prod.status.load(Ordering::Relaxed);
     let (own, peer) = (bits(end.side), bits(1 - end.side));

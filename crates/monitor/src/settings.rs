@@ -1,5 +1,5 @@
-//! The configuration file of the monitor: TOML, everything optional. The manual page fastsocketd.toml(5)
-//! (`packaging/fastsocketd.toml.5`) says what each key means.
+//! The configuration file of the monitor, in TOML. Every key is optional. The manual page
+//! fastsocketd.toml(5) (`packaging/fastsocketd.toml.5`) describes the keys.
 
 use crate::hosts::Announce;
 use crate::knobs::Knobs;
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
 
-/// Read if no other is named.
+/// The file that is read if no other one is named.
 pub const FILE: &str = "/etc/fastsocket/fastsocketd.toml";
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     #[error("{file}: {source}")]
     Read { file: String, source: std::io::Error },
-    /// Says line and column.
+    /// The source tells line and column.
     #[error("{file}: {source}")]
     Parse { file: String, source: toml::de::Error },
     #[error("balance: {0}")]
@@ -40,14 +40,14 @@ pub struct Settings {
     share: Vec<Spanned<RawShare>>,
     rule: Vec<Spanned<RawRule>>,
     program: Vec<Spanned<RawProgram>>,
-    /// The above, understood.
+    /// The rules that the fields above describe.
     #[serde(skip)]
     pub rules: Rules,
     #[serde(skip)]
     pub programs: Vec<Program>,
 }
 
-/// A file of the directory beside.
+/// A file of the `.d` directory beside the main file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct DropIn {
@@ -80,10 +80,11 @@ pub struct Hosts {
     rdma: Option<Links>,
 }
 
-/// Reads the file named, or the usual one if there is one, and what is in the directory beside it.
+/// Reads the named file, or else [`FILE`] if it exists. Then reads the files of the `.d` directory
+/// beside it.
 ///
 /// # Errors
-/// [`SettingsError`]; that the usual file does not exist is none.
+/// [`SettingsError`]. It is no error if [`FILE`] does not exist.
 pub fn read(named: Option<&Path>) -> Result<Settings, SettingsError> {
     let path = named.unwrap_or(Path::new(FILE));
     let mut settings = match text(path) {
@@ -108,7 +109,7 @@ fn text(path: &Path) -> Result<String, SettingsError> {
     std::fs::read_to_string(path).map_err(|source| SettingsError::Read { file: path.display().to_string(), source })
 }
 
-/// The files of a directory, which need not exist, by name.
+/// The `.toml` files of a directory in the order of their names. The directory need not exist.
 fn drop_ins(directory: &Path) -> Result<Vec<PathBuf>, SettingsError> {
     let bad = |source| SettingsError::Read { file: directory.display().to_string(), source };
     let entries = match std::fs::read_dir(directory) {
@@ -171,12 +172,13 @@ impl Hosts {
         Ok(())
     }
 
-    /// Which hosts the agent of this one is to link.
+    /// The hosts to which this host's agent should have links.
     pub fn linked(&self) -> Option<Links> {
         self.rdma.clone()
     }
 
-    /// What is announced. Not by a private monitor, which speaks for its programs only.
+    /// The announcement to other hosts. (A private monitor announces nothing: it acts for its own
+    /// programs only.)
     pub fn announced(&self) -> Option<Announce> {
         let number = self.number.unwrap_or_else(Announce::any_number);
         self.announce.then(|| Announce { cgroup: self.cgroup.clone(), number })
@@ -184,7 +186,7 @@ impl Hosts {
 }
 
 impl Balance {
-    /// Values that are not given are the paper's.
+    /// The settings. Values that are not given have the default, which is the paper's value.
     ///
     /// # Errors
     /// [`SettingsError::Value`].
@@ -280,7 +282,7 @@ mod tests {
         understand("f", text).map(|s| s.rules).map_err(|e| e.to_string())
     }
 
-    /// The manual page names each key, and its example is right.
+    /// The manual page names each key, and its example is valid.
     #[test]
     fn the_manual_page_says_all() {
         let page = include_str!("../../../packaging/fastsocketd.toml.5");
@@ -316,11 +318,12 @@ mod tests {
     #[test]
     fn programs_are_read_in_order() {
         let text = "[[program]]\nexe = \"/bin/x\"\noff = true\n\n[[program]]\nunit = \"db\"\nzones = false\n\
-                    spin = false\nchannels = 3\n";
+                    spin = false\nstdio = false\nchannels = 3\n";
         let p = understand("f", text).unwrap().programs;
         assert_eq!((p[0].place.as_str(), p[0].off, p[0].no_zones, p[0].channels), ("f:1", true, false, None));
         assert_eq!((p[1].place.as_str(), p[1].unit.as_deref()), ("f:5", Some("db.service")));
         assert_eq!((p[1].off, p[1].no_zones, p[1].no_spin, p[1].channels), (false, true, true, Some(3)));
+        assert_eq!((p[0].no_stdio, p[0].bits(), p[1].no_stdio, p[1].bits()), (false, 0, true, 7));
     }
 
     #[test]
@@ -364,7 +367,7 @@ mod tests {
             ("share = [\n[\"root\", 0]]".into(), "f:2: share: 0 is named twice"),
             ("share = [[\"root\", \"nosuch\"]]".into(), "unknown user 'nosuch'"),
             ("[[program]]\noff = true".into(), "f:1: a program is named by exe, unit or cgroup"),
-            ("\n[[program]]\nexe = \"/bin/a\"".into(), "f:2: nothing is set: off, zones, spin or channels"),
+            ("\n[[program]]\nexe = \"/bin/a\"".into(), "f:2: nothing is set: off, zones, spin, stdio or channels"),
             ("[[program]]\nexe = \"a\"\noff = true".into(), "f:2: 'a' is not an absolute path"),
             ("[[program]]\nunit = \"a/b\"\noff = true".into(), "f:2: 'a/b' names no unit"),
             ("[[program]]\ncgroup = \"a\"\noff = true".into(), "f:2: 'a' is not an absolute path"),

@@ -1,36 +1,40 @@
-//! Shares of what the monitor has little of: descriptors, and mappings of memory.
+//! Each user's share of what the monitor has little of: descriptors and memory mappings.
 //!
-//! A user may hold as much as is left for all others. One alone gets half, the next one half of the rest:
-//! one that comes after ten that took all they could still finds a thousandth, and a user that holds little
-//! is served as long as there is anything. So it is with the memory of channels and arenas: a user
-//! whose share is used up gets no further channel. Each descriptor counts for a user until it is closed
-//! ([`crate::foreign`]); a request beyond the share is refused with EMFILE, and no process is dropped.
+//! A user may hold as much as is left for all others. So a single user gets half, the next one
+//! half of the rest. After ten users have taken all they could, the next one still finds a
+//! thousandth, and a user that holds little is served as long as anything is left. The memory of
+//! channels and arenas is shared in the same way: a user whose share is used up gets no further
+//! channel. Each descriptor counts for a user until it is closed ([`crate::foreign`]). A request
+//! beyond the share is refused with EMFILE; no process is dropped for it.
 
-/// What the monitor itself has open: streams, sockets, epoll, registry, policy, BPF maps.
+/// Descriptors for the monitor itself: streams, sockets, epoll, registry, policy, BPF maps.
 const OWN: u64 = 96;
-/// What can come with one message. Descriptors for which there is no room the kernel closes, in the loop.
+/// Descriptors that one message can bring. If there were no room for them, the kernel would close
+/// them in the event loop's thread.
 const MESSAGE: u64 = 253;
-/// A process is sent so many descriptors before it receives the first. The kernel lets all processes together have
-/// RLIMIT_NOFILE of the monitor's in flight, and beyond that the monitor can send none to anybody (ETOOMANYREFS). So they
-/// count like open ones. (One more waits in the monitor at most: then no further request is read.)
+/// Descriptors that the monitor sends to one process before the process receives the first of
+/// them. The kernel limits those in flight to all processes together by the monitor's
+/// RLIMIT_NOFILE. Beyond that limit the monitor can send no descriptor to any process
+/// (ETOOMANYREFS). So descriptors in flight count like open ones. (At most one more waits in the
+/// monitor: then it reads no further request.)
 pub const FLIGHT: u64 = 8;
-/// A control socket, with what is in flight there.
+/// A control socket, with the descriptors in flight in it.
 pub const CONTROL: u64 = 1 + FLIGHT;
-/// The same, its arena, and what tells of its end.
+/// A client: its control socket, its arena, and the lifeline of the arena.
 pub const CLIENT: u64 = CONTROL + 2;
-/// Without a live process that has made it: its memory, and what tells of our end.
+/// An arena after the process that made it has ended: its memory, and its lifeline.
 pub const ARENA: u64 = 2;
 pub const LISTENER: u64 = 2;
-/// Its memory, and the mapping of it.
+/// A channel: its memory, and the mapping of it.
 pub const CHANNEL: u64 = 2;
-/// Both ends of a connection that has become the kernel's.
+/// Both ends of a connection that has moved to kernel TCP.
 pub const SWITCHED: u64 = 2;
 /// Both ends of a pipe.
 pub const PIPE: u64 = 2;
-/// `vm.max_map_count` is 65,530 by default.
+/// Fewer than `vm.max_map_count`, which is 65,530 by default.
 const MAPPINGS: u64 = 60_000;
 
-/// Raises the limit of descriptors as far as it goes; returns it.
+/// Raises the limit of open descriptors as far as possible, and returns it.
 pub fn raise_nofile() -> u64 {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -38,19 +42,19 @@ pub fn raise_nofile() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(1 << 20)
 }
 
-/// How much there is of this machine's memory for all users, bytes.
+/// Memory that all users together may have: half of this machine's memory, in bytes.
 pub fn memory() -> u64 {
     let info = rustix::system::sysinfo();
     (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
 }
 
-/// How much there is for all users, in descriptors. `open`: RLIMIT_NOFILE.
+/// Descriptors that all users together may have. `open`: RLIMIT_NOFILE.
 pub fn total(open: u64) -> u64 {
     let open = open.min(MAPPINGS);
     open.saturating_sub(OWN + MESSAGE.min(open / 8))
 }
 
-/// Whether a user that holds `own`, of `all` that are held, gets `more` out of `total`.
+/// Whether a user that holds `own` may get `more`, if `all` of `total` are held now.
 pub fn admits(own: u64, all: u64, more: u64, total: u64) -> bool {
     own + more <= total.saturating_sub(all)
 }

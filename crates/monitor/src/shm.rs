@@ -1,8 +1,8 @@
-//! Connections over shared memory: who listens, the channels to clients, and what becomes of them.
+//! Connections over shared memory: listeners, the channels to their clients, and the ends of both.
 //!
 //! | concern | modules |
 //! | --- | --- |
-//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`stand_ins`], [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
+//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`stand_ins`], [`passed`], [`ports`], [`registry`], [`switched`], [`idle_ends`], [`pipes`] |
 //! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, `remote`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, `sweeping`, `steps`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`], `waiting`, `untaken` |
@@ -13,6 +13,8 @@ mod crossing;
 pub mod dispatch;
 pub mod distrust;
 pub mod ending;
+pub mod ends;
+pub mod idle_ends;
 pub mod in_use;
 mod leases;
 pub mod listeners;

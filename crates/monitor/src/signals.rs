@@ -1,23 +1,39 @@
-//! Signals: the end, and SIGHUP, which has the monitor begin again with what the configuration says now.
+//! Handles signals: those that end the monitor, and SIGHUP, after which it starts again with the
+//! current configuration.
 
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use crate::options::Options;
+use crate::retire;
+use anyhow::Context;
+use fsocket_monitor::endpoint::Leave;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
-/// In LISTEN_FDNAMES: the socket is this program's own.
-pub const OWN: &str = "fastsocketd-own";
+/// In /proc, this follows the name of a file that was removed or replaced.
+const DELETED: &str = " (deleted)";
+
+/// The monitor's socket. If the socket's name belongs to this process, also the means to leave the
+/// name to another process.
+type Passed = (OwnedFd, Option<Leave>);
 
 pub struct Signals {
     config: Option<PathBuf>,
+    /// The monitor serves all users and is not retired: programs must keep it when another ABI is
+    /// installed.
+    is_kept: bool,
+    retired: bool,
+    /// Once the monitor has ended: start again (`begin_again`), or leave a retired monitor
+    /// (`stay`).
     begin_again: bool,
-    /// The monitor's socket, and whether its name belongs to this process.
-    passed: Option<(OwnedFd, bool)>,
+    stay: bool,
+    passed: Option<Passed>,
 }
 
 /// SIGTERM, SIGINT, and SIGHUP.
 fn all() -> libc::sigset_t {
-    // SAFETY: zero is a valid sigset_t; sigemptyset initialises it anyway, and it is valid for all calls.
+    // SAFETY: zero is a valid sigset_t, `sigemptyset` initialises it, and it is valid for all
+    // calls.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -29,25 +45,32 @@ fn all() -> libc::sigset_t {
 }
 
 impl Signals {
-    /// They wait from here on. `config`: the file that was named.
-    pub fn block(config: Option<PathBuf>) -> std::io::Result<Signals> {
+    /// Blocks the signals. From here on they wait until they are read.
+    pub fn block(options: &Options) -> std::io::Result<Signals> {
         let set = all();
-        // SAFETY: the set is valid for the call.
+        // SAFETY: the set is valid for the call, and no old set is requested.
         if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
-        Ok(Signals { config, begin_again: false, passed: None })
+        let (config, retired) = (options.config.clone(), options.retired);
+        let is_kept = !options.private && !retired;
+        Ok(Signals { config, is_kept, retired, begin_again: false, stay: false, passed: None })
     }
 
-    /// This program is passed that socket once more when it begins again.
-    pub fn pass_on(&mut self, socket: OwnedFd, own: bool) {
+    /// The socket that is passed to the next program.
+    pub fn pass_on(&mut self, socket: OwnedFd, own: Option<Leave>) {
         self.passed = Some((socket, own));
     }
 
-    /// A descriptor that becomes readable on those, of this process.
+    /// Marks this process as the front, which only serves: the broker starts programs.
+    pub fn is_of_front(&mut self) {
+        (self.is_kept, self.passed) = (false, None);
+    }
+
+    /// A descriptor that becomes readable when this process gets one of the signals.
     pub fn watch(&self) -> std::io::Result<OwnedFd> {
         let set = all();
-        // SAFETY: the set is valid for the call; the descriptor that it returns is ours alone.
+        // SAFETY: the set is valid for the call, and nothing else owns the new descriptor.
         unsafe {
             let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd < 0 {
@@ -57,36 +80,60 @@ impl Signals {
         }
     }
 
-    /// One has come: is it the end? Not SIGHUP with a configuration that is wrong: the old one goes on. `at_once`:
-    /// nothing else has to end before this program begins again.
+    /// Handles a signal. Returns whether the monitor ends. It goes on after SIGHUP if the new
+    /// configuration is wrong. `at_once`: no other process must end before the next program
+    /// starts.
     pub fn end(&mut self, watched: BorrowedFd<'_>, at_once: bool) -> bool {
         let mut info = [0u8; 128];
         let signal = match rustix::io::read(watched, &mut info) {
             Ok(128) => u32::from_ne_bytes([info[0], info[1], info[2], info[3]]) as i32,
             _ => return false,
         };
-        if signal != libc::SIGHUP {
-            return true;
+        self.stay = self.is_kept && self.is_replaced();
+        if signal == libc::SIGHUP {
+            if let Err(e) = self.may_begin_again() {
+                say(format_args!("not reloaded: {e}"));
+                return false;
+            }
+            self.begin_again = true;
         }
-        let read = fsocket_monitor::settings::read(self.config.as_deref());
-        if let Err(e) = read.and_then(|settings| settings.balance.knobs()) {
-            say(format_args!("not reloaded: {e}"));
-            return false;
-        }
-        if let Err(e) = program().and_then(std::fs::metadata) {
-            say(format_args!("not reloaded: its program is gone: {e}"));
-            return false;
-        }
-        self.begin_again = true;
         if at_once {
-            self.begin_again_if_asked();
+            self.go_on_if_asked();
         }
         true
     }
 
-    /// This program once more, in this process, after SIGHUP: with what the file says now, and as the binary is
-    /// now. Programs that run find it as they find any monitor that comes after another one.
-    pub fn begin_again_if_asked(&self) {
+    /// Whether the program's file now has another ABI, while this process owns the socket's name.
+    fn is_replaced(&self) -> bool {
+        let owns = matches!(&self.passed, Some((_, Some(_))));
+        let is_gone = || std::env::current_exe().is_ok_and(|own| own.to_string_lossy().ends_with(DELETED));
+        owns && is_gone() && retire::abi_of(&self.program()).is_some_and(|abi| abi != fsocket_abi::VERSION)
+    }
+
+    fn may_begin_again(&self) -> anyhow::Result<()> {
+        let program = self.program();
+        std::fs::metadata(&program).context("its program is gone")?;
+        // (If the new program has another ABI, only that program can check its configuration.)
+        if self.stay {
+            anyhow::ensure!(retire::checks(&program), "wrong for {}", program.display());
+            return Ok(());
+        }
+        fsocket_monitor::settings::read(self.config.as_deref())?.balance.knobs()?;
+        Ok(())
+    }
+
+    /// Starts what follows this monitor. If the next monitor has another ABI, a retired monitor
+    /// goes on for the programs that this one has served. After SIGHUP, this process executes the
+    /// current program file with the current configuration. Running programs find each of them as
+    /// they find any next monitor.
+    pub fn go_on_if_asked(&mut self) {
+        if self.stay {
+            match self.passed.as_ref().map(|(socket, own)| (retire::stay(socket.as_fd()), own)) {
+                Some((Ok(()), Some(own))) => own.to_another(),
+                Some((Err(e), _)) => say(format_args!("programs that run lose their monitor: {e}")),
+                _ => {}
+            }
+        }
         if self.begin_again {
             if let Err(e) = self.begin_again() {
                 say(format_args!("not begun again: {e}"));
@@ -94,31 +141,32 @@ impl Signals {
         }
     }
 
+    /// The path of the program's current file. (After an upgrade, /proc names the removed file.)
+    fn program(&self) -> PathBuf {
+        if self.retired {
+            return retire::SELF.into();
+        }
+        let own = std::env::current_exe().unwrap_or_default();
+        own.to_string_lossy().trim_end_matches(DELETED).into()
+    }
+
     fn begin_again(&self) -> std::io::Result<()> {
         let mut args = std::env::args_os();
         let name = args.next().unwrap_or_default();
-        let mut again = std::process::Command::new(program()?);
+        let mut again = std::process::Command::new(self.program());
         again.arg0(name).args(args);
-        if let Some((socket, own)) = &self.passed {
-            // As sd_listen_fds(3) has it.
-            const FIRST: i32 = 3;
-            // SAFETY: numbers only; whatever has this number is not used any more.
-            if unsafe { libc::dup3(socket.as_raw_fd(), FIRST, 0) } < 0 {
-                return Err(std::io::Error::last_os_error());
-            }
+        ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"].iter().for_each(|name| _ = again.env_remove(name));
+        // (A program of another ABI makes a socket of its own.)
+        if let Some((socket, own)) = self.passed.as_ref().filter(|_| !self.stay) {
+            retire::pass(socket.as_raw_fd())?;
             again.env("LISTEN_FDS", "1").env("LISTEN_PID", std::process::id().to_string());
-            again.env("LISTEN_FDNAMES", if *own { OWN } else { "" });
+            again.env("LISTEN_FDNAMES", if own.is_some() { retire::OWN } else { "" });
         }
         Err(again.exec())
     }
 }
 
-/// This program's file as it is now: after an upgrade the kernel names the one that was removed.
-fn program() -> std::io::Result<PathBuf> {
-    Ok(std::env::current_exe()?.to_string_lossy().trim_end_matches(" (deleted)").into())
-}
-
-/// (Nobody may read it.)
+/// (Errors are ignored: nobody may be reading standard error.)
 fn say(what: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "fastsocketd: {what}");
 }

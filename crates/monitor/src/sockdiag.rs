@@ -1,23 +1,22 @@
-//! Asking the kernel whether a listening socket still exists.
+//! Asks the kernel about sockets, mainly whether a listening socket still exists.
 //!
-//! A process that registers a listener, closes the socket and does not say so
-//! would go on receiving the connections of whoever binds that port next. So
-//! before the first connection from a process to a listener, the kernel is
-//! asked (NETLINK_SOCK_DIAG, as `ss` does) whether that very socket, by its
-//! cookie, is still there. Before later ones it is asked again when a socket with
-//! that port has stopped to listen; see [`crate::shm::closings`]. It is also asked which listener a SYN
-//! would reach: one of the kernel's alone (of a process without the library, or with an option that is
-//! the kernel's) may be nearer than ours. Listeners in network namespaces that we may not enter are
-//! believed.
+//! A process may register a listener and close its socket without a message. Without a check it
+//! would then get the connections of the process that binds the port next. So before a client's
+//! first connection to a listener, the monitor asks the kernel whether the socket with that cookie
+//! still listens (NETLINK_SOCK_DIAG, as `ss` does). It asks again after a socket with that port
+//! has stopped listening ([`crate::shm::closings`]). It also asks which listener a SYN would
+//! reach: a listener without the library, or one with an option that only the kernel supports, may
+//! fit the address better. In a network namespace closed to the monitor, listeners are assumed to
+//! exist.
 
 mod unix;
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
 use crate::descriptor::{self, Listening};
+use crate::netlink::Netlink;
 use fsocket_proto::Addr;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 pub use unix::Connected;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -25,27 +24,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_LISTEN: u32 = 10;
-/// The loopback device is the first of each network namespace. What goes to one of the host's own
-/// addresses comes in by it.
+/// The loopback device has the first number in each network namespace. Packets to the host's own
+/// addresses arrive on it.
 const LOOPBACK: u32 = 1;
-/// Bound and nothing else; since Linux 6.8. Answered as TCP_CLOSE.
+/// Sockets that are bound, and neither listen nor connect (since Linux 6.8). They are answered as
+/// TCP_CLOSE.
 const TCP_BOUND_INACTIVE: u32 = 13;
 const TCP_CLOSE: u32 = 7;
-const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
-const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
 
-/// struct nlmsghdr.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Head {
-    len: u32,
-    kind: u16,
-    flags: u16,
-    seq: u32,
-    pid: u32,
-}
-
-/// struct inet_diag_sockid; ports and addresses in network order.
+/// `struct inet_diag_sockid`; ports and addresses in network byte order.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct SockId {
@@ -57,11 +44,10 @@ struct SockId {
     cookie: [u32; 2],
 }
 
-/// struct inet_diag_req_v2, after its header.
+/// `struct inet_diag_req_v2`.
 #[derive(Clone, Copy, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Request {
-    head: Head,
     family: u8,
     protocol: u8,
     ext: u8,
@@ -70,7 +56,7 @@ struct Request {
     id: SockId,
 }
 
-/// Beginning of struct inet_diag_msg.
+/// The beginning of `struct inet_diag_msg`.
 #[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Answer {
@@ -84,15 +70,16 @@ struct Answer {
     uid: u32,
 }
 
-/// The sockets that a request is about. Addresses are as the kernel keeps them; zero is any.
+/// Which sockets a request is about. Addresses have the kernel's format; zero means any.
 #[derive(Clone, Copy)]
 struct Question {
-    /// Bit s: those in state s.
+    /// Bit s: sockets in state s.
     states: u32,
     family: i32,
     own: ([u8; 16], u16),
     peer: ([u8; 16], u16),
-    /// True: the kernel answers for every such socket. False: the kernel answers for its own choice.
+    /// True: the kernel lists all such sockets. False: the kernel looks up one socket, as for a
+    /// packet.
     is_dump: bool,
 }
 
@@ -105,7 +92,7 @@ impl Question {
         Question { states, family, own: ([0; 16], port), peer: ([0; 16], 0), is_dump: true }
     }
 
-    /// Is a socket with this answer in one of the states?
+    /// Whether the answered socket is in one of the states.
     fn concerns(&self, answer: &Answer) -> bool {
         let has = |state: u32| self.states.checked_shr(state).unwrap_or(0) & 1 != 0;
         let state = u32::from(answer.state);
@@ -113,26 +100,23 @@ impl Question {
     }
 }
 
-/// A line to the kernel.
-pub struct SockDiag {
-    fd: OwnedFd,
-    seq: u32,
-}
+/// A sock_diag socket.
+pub struct SockDiag(Netlink);
 
 impl From<SockDiag> for OwnedFd {
     fn from(diag: SockDiag) -> OwnedFd {
-        diag.fd
+        diag.0.into_fd()
     }
 }
 
 impl SockDiag {
-    /// A line that another process has opened.
+    /// Uses a sock_diag socket that another process has opened.
     pub fn on(fd: OwnedFd) -> SockDiag {
-        SockDiag { fd, seq: 0 }
+        SockDiag(Netlink::on(fd))
     }
 
-    /// `None` where the kernel does not tell (a module that cannot be loaded,
-    /// a sandbox): tried on a socket of our own.
+    /// Tries sock_diag with a socket made for that. `None`: the kernel does not answer (the module
+    /// cannot be loaded, or a sandbox forbids it).
     pub fn new() -> Option<SockDiag> {
         let mut diag = SockDiag::open().ok()?;
         let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
@@ -141,43 +125,38 @@ impl SockDiag {
         (diag.listens(&info) && !diag.listens(&other)).then_some(diag)
     }
 
-    /// For the network namespace of this thread, untried.
+    /// Opens a sock_diag socket in this thread's network namespace, without a try.
     ///
     /// # Errors
-    /// Of `socket`.
+    /// Those of `socket`.
     pub fn open() -> Result<SockDiag, Errno> {
-        let fd = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            Some(rustix::net::netlink::SOCK_DIAG),
-        )?;
-        Ok(SockDiag { fd, seq: 0 })
+        Netlink::new(Some(rustix::net::netlink::SOCK_DIAG)).map(SockDiag)
     }
 
-    /// Whether exactly this socket listens. When the kernel cannot be asked,
-    /// yes.
+    /// Whether exactly this socket listens. If the kernel cannot be asked, true.
     pub fn listens(&mut self, info: &Listening) -> bool {
         let ip = match info.addr.ip {
             V4_ANY => Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
             V6_ANY => Ipv6Addr::LOCALHOST.octets(),
             ip => ip,
         };
-        // One look-up by address finds it, unless several sockets share the
-        // address; then all listeners of the port are listed.
+        // Looking up the address finds the socket, unless several sockets share the address. Then
+        // all listeners of the port are listed.
         let is_it = |answer: &Answer| cookie(&answer.id) == info.cookie;
         self.lookup(ip, info.addr.port, is_it) == Some(true) || self.list(info) != Some(false)
     }
 
-    /// Whether a SYN to `ip` from this host would reach a socket with exactly this one's address: this
-    /// very one, or one that shares its connections. When the kernel cannot be asked, yes.
+    /// Whether a SYN from this host to `ip` would reach a socket with exactly the address of
+    /// `info`: that socket itself, or one that shares its connections. If the kernel cannot be
+    /// asked, true.
     pub fn is_reached(&mut self, ip: [u8; 16], info: &Listening) -> bool {
         let bound = raw(&info.addr);
         let is_it = |a: &Answer| u16::from(a.family) == info.addr.family && a.id.src == bound && a.id.interface == 0;
         self.lookup(ip, info.addr.port, is_it) != Some(false)
     }
 
-    /// Both at once: whether a SYN to `ip` from this host would reach this very socket. No: there is more to ask.
+    /// Whether a SYN from this host to `ip` would reach exactly this socket. False: the two
+    /// questions above must be asked one by one.
     pub fn leads_to(&mut self, ip: [u8; 16], info: &Listening) -> bool {
         let bound = raw(&info.addr);
         let is_it = |a: &Answer| {
@@ -187,17 +166,36 @@ impl SockDiag {
         self.lookup(ip, info.addr.port, is_it) == Some(true)
     }
 
-    /// Asks the kernel for the listener that it would choose itself: device, address, family, group.
+    /// Looks up the listener that the kernel itself would choose (by device, address, family,
+    /// group).
     fn lookup(&mut self, ip: [u8; 16], port: u16, is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
         let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 };
         let to = Addr { ip, family: family as u16, ..Addr::default() };
-        // Port 0 at the other end: no connection matches, only a listener.
+        // Port 0 at the other end: no connection has it, so the look-up finds a listener.
         self.ask(Question::one(TCP_LISTEN, family, (raw(&to), port), (raw(&to), 0)), is_it)
     }
 
-    /// Whether exactly this socket is the end of the connection between these two. When the kernel cannot be asked,
-    /// yes.
+    /// Whether exactly this socket is the end of the connection between these addresses. If the
+    /// kernel cannot be asked, true.
     pub fn is_end(&mut self, own: SocketAddr, peer: SocketAddr, socket: u64) -> bool {
+        self.end(1 << TCP_ESTABLISHED, own, peer, |a| cookie(&a.id) == socket) != Some(false)
+    }
+
+    /// Whether the other end of this connection exists on this host under this address, in any
+    /// state. `None`: the kernel does not answer.
+    pub fn is_connected(&mut self, own: SocketAddr, peer: SocketAddr) -> Option<bool> {
+        // If there is no such connection, the look-up answers with the listener.
+        let is_it = |a: &Answer| u32::from(a.state) != TCP_LISTEN && a.id.dport == own.port().to_be_bytes();
+        self.end(u32::MAX, peer, own, is_it)
+    }
+
+    fn end(
+        &mut self,
+        states: u32,
+        own: SocketAddr,
+        peer: SocketAddr,
+        is_it: impl FnMut(&Answer) -> bool,
+    ) -> Option<bool> {
         let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let end = |a: SocketAddr| match a.ip() {
             IpAddr::V4(v4) => (
@@ -206,11 +204,10 @@ impl SockDiag {
             ),
             IpAddr::V6(v6) => (v6.octets(), a.port()),
         };
-        let is_it = |a: &Answer| cookie(&a.id) == socket;
-        self.ask(Question::one(TCP_ESTABLISHED, family, end(own), end(peer)), is_it) != Some(false)
+        self.ask(Question { states, family, own: end(own), peer: end(peer), is_dump: false }, is_it)
     }
 
-    /// Whose listening socket gets what comes for this address.
+    /// The owner of the listening socket that gets connections to this address.
     pub fn listener_of(&mut self, ip: &[u8; 16], port: u16) -> Option<u32> {
         let (family, mut raw) = (if is_v4(ip) { libc::AF_INET } else { libc::AF_INET6 }, *ip);
         if is_v4(ip) {
@@ -226,13 +223,13 @@ impl SockDiag {
     }
 
     fn list(&mut self, info: &Listening) -> Option<bool> {
-        // Whether a socket with the cookie is among the answers; `None`: no usable answer.
+        // Whether a socket with the cookie is listed; `None`: the kernel does not answer.
         let is_it = |answer: &Answer| cookie(&answer.id) == info.cookie;
         let family = i32::from(info.addr.family);
         self.ask(Question::all(1 << TCP_LISTEN, family, info.addr.port), is_it)
     }
 
-    /// Cookies of all sockets that listen on exactly this address; `None`: no usable
+    /// The cookies of all sockets that listen on exactly this address; `None`: the kernel does not
     /// answer.
     pub fn listeners(&mut self, addr: &Addr) -> Option<Vec<u64>> {
         let bound = raw(addr);
@@ -246,9 +243,10 @@ impl SockDiag {
         Some(found)
     }
 
-    /// Local ports of all sockets that listen, or (`connected`) of all connections, those in TIME_WAIT as well: one entry
-    /// a socket. `None`: no usable answer. (The tables in /proc cost the kernel a walk through all its memory for each few
-    /// lines: 20 s for 25,000 connections.)
+    /// The local ports of all listening sockets, or (`connected`) of all connections including
+    /// those in TIME_WAIT. One entry for each socket. `None`: the kernel does not answer. (Reading
+    /// the tables in /proc is too slow: for a few lines at a time, the kernel searches its whole
+    /// table, which takes 20 s for 25,000 connections.)
     pub fn local_ports(&mut self, connected: bool) -> Option<Vec<u16>> {
         const LISTENS: u32 = 1 << TCP_LISTEN;
         const CONNECTED: u32 = 0x1fff & !1 & !LISTENS & !(1 << TCP_CLOSE);
@@ -263,8 +261,8 @@ impl SockDiag {
         Some(ports)
     }
 
-    /// Cookies of all sockets with that port that listen, or are bound and nothing else (those since Linux 6.8).
-    /// `None`: no usable answer.
+    /// The cookies of all sockets with that port that listen or are merely bound (the latter since
+    /// Linux 6.8). `None`: the kernel does not answer.
     pub fn unconnected(&mut self, port: u16) -> Option<Vec<u64>> {
         let mut found = Vec::new();
         for (state, family) in [TCP_LISTEN, TCP_BOUND_INACTIVE]
@@ -281,19 +279,11 @@ impl SockDiag {
         Some(found)
     }
 
-    /// Shows the sockets that are answered to `is_it` until it says yes. Whether it did; `None`: no usable answer.
+    /// Calls `is_it` for the answered sockets until it returns true. Returns whether it did;
+    /// `None`: the kernel does not answer.
     fn ask(&mut self, what: Question, mut is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
         let Question { states, family, own, peer, is_dump } = what;
-        let flags = if is_dump { libc::NLM_F_DUMP as u16 } else { 0 };
-        self.seq = self.seq.wrapping_add(1);
         let request = Request {
-            head: Head {
-                len: size_of::<Request>() as u32,
-                kind: SOCK_DIAG_BY_FAMILY,
-                flags: libc::NLM_F_REQUEST as u16 | flags,
-                seq: self.seq,
-                pid: 0,
-            },
             family: family as u8,
             protocol: libc::IPPROTO_TCP as u8,
             ext: 0,
@@ -308,39 +298,15 @@ impl SockDiag {
                 cookie: [u32::MAX; 2],
             },
         };
-        rustix::net::send(&self.fd, request.as_bytes(), SendFlags::empty()).ok()?;
-        // The kernel has answered by now: it runs in our system calls.
-        let mut bytes = [0u8; 32768];
-        loop {
-            let (n, _) = rustix::net::recv(&self.fd, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
-            let mut rest = &bytes[..n];
-            while let Ok((head, _)) = Head::read_from_prefix(rest) {
-                let len = head.len as usize;
-                if len < size_of::<Head>() || len > rest.len() {
-                    return None;
-                }
-                let body = &rest[size_of::<Head>()..len];
-                rest = &rest[len.next_multiple_of(4).min(rest.len())..];
-                // Left over from a question that ended early.
-                if head.seq != self.seq {
-                    continue;
-                }
-                match head.kind {
-                    NLMSG_DONE => return Some(false),
-                    NLMSG_ERROR => return (errno_of(body) == libc::ENOENT).then_some(false),
-                    _ => {
-                        let found = Answer::read_from_prefix(body).is_ok_and(|(a, _)| what.concerns(&a) && is_it(&a));
-                        if found || !is_dump {
-                            return Some(found);
-                        }
-                    }
-                }
-            }
-        }
+        let mut found = false;
+        let answered = self.0.ask(SOCK_DIAG_BY_FAMILY, is_dump, request.as_bytes(), |_, body| {
+            found = found || Answer::read_from_prefix(body).is_ok_and(|(a, _)| what.concerns(&a) && is_it(&a));
+        });
+        matches!(answered, Ok(()) | Err(Errno::NOENT)).then_some(found)
     }
 }
 
-/// An address as the kernel keeps it in a socket of that family.
+/// An address in the format that the kernel uses for a socket of that family.
 fn raw(addr: &Addr) -> [u8; 16] {
     let mut raw = addr.ip;
     if i32::from(addr.family) == libc::AF_INET {
@@ -352,10 +318,6 @@ fn raw(addr: &Addr) -> [u8; 16] {
 
 fn cookie(id: &SockId) -> u64 {
     u64::from(id.cookie[0]) | u64::from(id.cookie[1]) << 32
-}
-
-fn errno_of(body: &[u8]) -> i32 {
-    i32::read_from_prefix(body).map_or(0, |(e, _)| e.wrapping_neg())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Steering of devices: who asks for it, what the library and the kernel are
-//! told about it. The steering itself is `fsocket_bpf::steer`.
+//! Steering of network devices: who asks for it, and what the libraries and the kernel are told
+//! about it. `fsocket_bpf::steer` does the steering itself.
 //!
-//! Everything is held by descriptors of this process, nothing is pinned: a
-//! monitor that dies leaves devices as they were.
+//! XDP programs are held by descriptors of this process only, and nothing is pinned. So if the
+//! monitor dies, devices are as they were before.
 
 pub mod front;
 pub(crate) mod groups;
@@ -27,25 +27,25 @@ use xdp::{attach_in, Steered};
 #[derive(Default)]
 pub struct Steers {
     all: Vec<Steered>,
-    /// Without a program of ours.
+    /// Devices that are steered without an XDP program.
     plain: Vec<Plain>,
-    /// CPUs that may take their flow groups back.
+    /// Which CPUs have time to spare.
     spare: Spare,
-    /// File for what a monitor after this one takes up again, and SO_NETNS_COOKIE of
-    /// this process.
+    /// The file from which the next monitor takes steering up again, and SO_NETNS_COOKIE of this
+    /// process.
     keep: Option<(std::path::PathBuf, u64)>,
 }
 
-/// What the front does with steering beside requests.
+/// Operations of steering that the front asks for by itself, not for a client.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Also {
-    /// Takes up what a monitor before this one has left.
+    /// Take up what a former monitor has left.
     Begin,
     /// Listeners have come or gone.
     Refresh,
-    /// Devices may be gone.
+    /// Devices may have been removed.
     Forget,
-    /// Flow groups are to move ([`Steers::migrate`]).
+    /// Flow groups must move ([`Steers::migrate`]).
     Migrate {
         moves: Vec<Move>,
         zones: Vec<(u64, u32)>,
@@ -54,36 +54,36 @@ pub enum Also {
     Report,
 }
 
-/// What came of it, and how things stand.
+/// The result of an operation, and the state after it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     pub answer: Answer,
     pub groups: Vec<FlowGroups>,
-    /// Some are away.
+    /// Some flow groups are not on their own CPUs.
     pub away: bool,
-    /// None: nothing has changed.
+    /// `None`: the state has not changed.
     pub state: Option<State>,
 }
 
-/// What the front knows of the devices that are steered.
+/// The front's knowledge of the steered devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     any: bool,
-    /// Source ports: network namespace, first port, ports a slice, CPU of each.
+    /// Slices of source ports: network namespace, first port, ports in a slice, CPU of each slice.
     slices: Vec<(u64, u16, u32, Vec<u32>)>,
     /// Network namespaces in which flow groups are steered.
     groups: Vec<u64>,
 }
 
 impl Steers {
-    /// Does what a privileged client asks; `socket` is his control socket.
+    /// Carries out a request of a privileged client. `socket`: the client's control socket.
     pub fn steer(&mut self, request: Request, socket: BorrowedFd<'_>) -> Done {
         let done = Place::of(socket).and_then(|place| self.steer_in(request, place));
         let answer = done.unwrap_or_else(|error| Answer { error: Some(error), ..Default::default() });
         Done { answer, state: Some(self.state()), ..Done::default() }
     }
 
-    /// The rest.
+    /// Carries out another operation.
     pub fn also(&mut self, what: Also) -> Done {
         let before = if matches!(what, Also::Begin) { State::default() } else { self.state() };
         let mut done = Done::default();
@@ -103,7 +103,7 @@ impl Steers {
         let netns = place.cookie;
         match request {
             Request::Attach(attach) => {
-                // In its place, not beside it: a device takes one program.
+                // The new program replaces the old one, because a device can have only one.
                 plain::ways(&attach)?;
                 self.unsteer(netns, &attach.device);
                 self.attach(place, attach)?;
@@ -120,12 +120,12 @@ impl Steers {
         let here = self.all.iter().filter(|s| s.netns == netns);
         let mut devices = here.map(Steered::describe).collect::<Result<Vec<_>, _>>()?;
         devices.extend(self.plain.iter().filter(|p| p.netns == netns).map(Plain::describe));
-        // After they have been shown once as gone.
+        // Removed only now, so that the answer has shown them once as gone.
         self.forget_gone();
         Ok(Answer { error: None, devices })
     }
 
-    /// Ends the steering of a device; false if there was none.
+    /// Ends the steering of a device. False: it was not steered.
     fn unsteer(&mut self, netns: u64, device: &str) -> bool {
         let before = self.all.len() + self.plain.len();
         self.plain.retain(|p| p.netns != netns || p.request.device != device);
@@ -138,7 +138,7 @@ impl Steers {
         true
     }
 
-    /// Listeners may have come and gone.
+    /// Updates the ports of listeners, because listeners may have come or gone.
     fn refresh(&mut self) {
         self.all.iter_mut().for_each(Steered::refresh_listened);
     }
@@ -170,7 +170,7 @@ impl Steers {
 }
 
 impl Steers {
-    /// In the first way that the device and the kernel take.
+    /// Steers a device in the first way that the device and the kernel support.
     fn attach(&mut self, place: Place, attach: Attach) -> Result<(), String> {
         let mut refused = Vec::new();
         for way in plain::ways(&attach)? {
@@ -200,8 +200,8 @@ impl Steers {
 }
 
 impl Steers {
-    /// Moves flow groups of devices, and brings them back ([`Groups::turn`]). True: some are
-    /// away. `zones`: SO_NETNS_COOKIE and CPU of each that is balanced.
+    /// Moves flow groups of devices, and brings them back ([`Groups::turn`]). Returns whether some
+    /// are not on their own CPUs. `zones`: SO_NETNS_COOKIE and CPU of each balanced zone.
     pub fn migrate(&mut self, moves: &[Move], zones: &[(u64, u32)], asked: u32, now: Instant) -> bool {
         let Steers { all, plain, spare, .. } = self;
         let mut turn = |groups: &mut Groups, netns, cpus: &[u32], set: &mut dyn FnMut(u32, u32) -> bool| -> bool {
@@ -225,7 +225,7 @@ impl Steers {
         away
     }
 
-    /// For the report.
+    /// The flow groups of all devices, for the report.
     pub fn report(&self) -> Vec<FlowGroups> {
         let of = |g: &Groups, request: &Attach| FlowGroups {
             device: request.device.clone(),

@@ -1,47 +1,44 @@
-//! Whose turn it is. Users take turns, however many processes each has and however much they ask for:
-//! somebody else's flood costs a request one turn of each user.
+//! Processes with unread messages. Users take turns, independently of how many processes each has
+//! and how many messages they send. So if another user floods the monitor, a request waits for at
+//! most one turn of each user.
 
+use crate::by_user::ByUser;
 use crate::ConnId;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long requests of one user are handled before others have their turn; the last one of them
-/// may take longer.
+/// How long the loop handles requests of one user before others have their turns. (The last
+/// request of a turn may take longer.)
 pub const TURN: Duration = Duration::from_micros(200);
 
-/// Processes that have sent something, in the order in which they did, by user.
+/// Processes with unread messages, by user. A user's processes wait in the order in which their
+/// messages came.
 #[derive(Default)]
 pub struct Turns {
-    waiting: BTreeMap<u32, VecDeque<ConnId>>,
+    waiting: ByUser<ConnId>,
     all: BTreeSet<ConnId>,
 }
 
 impl Turns {
-    /// Behind the user's others, if it does not wait already.
+    /// Adds a process behind the user's others, unless it waits already.
     pub fn add(&mut self, uid: u32, id: ConnId) {
         if self.all.insert(id) {
-            self.waiting.entry(uid).or_default().push_back(id);
+            self.waiting.add(uid, id);
         }
     }
 
-    /// Users of whom somebody waits now.
+    /// Users with a waiting process.
     pub fn users(&self) -> impl Iterator<Item = u32> + '_ {
-        self.waiting.keys().copied()
+        self.waiting.users()
     }
 
-    /// How many of this user's processes wait.
+    /// Number of this user's processes that wait.
     pub fn waiting(&self, uid: u32) -> usize {
-        self.waiting.get(&uid).map_or(0, VecDeque::len)
+        self.waiting.waiting(uid)
     }
 
     pub fn take(&mut self, uid: u32) -> Option<ConnId> {
-        let waiting = self.waiting.get_mut(&uid)?;
-        let id = waiting.pop_front()?;
-        if waiting.is_empty() {
-            self.waiting.remove(&uid);
-        }
-        self.all.remove(&id);
-        Some(id)
+        self.waiting.take(uid).inspect(|id| _ = self.all.remove(id))
     }
 }
 

@@ -1,21 +1,21 @@
-//! Keeps a hostile descriptor from holding up the event loop.
+//! Prevents hostile descriptors from blocking the event loop.
 //!
-//! A few system calls on descriptors that clients gave us can block whatever
-//! we do: writing to an eventfd whose counter its owner filled (he shares the
-//! file status flags), or dropping the last reference to a socket with
-//! SO_LINGER. All of them end with EINTR on a signal. So while the loop handles
-//! events a timer sends this thread a signal every 50 ms.
+//! A few system calls on descriptors from clients may block in spite of all precautions. One is a
+//! write to an eventfd whose owner has filled the counter (the owner shares the file status
+//! flags). Another one drops the last reference to a socket with SO_LINGER. All of them end with
+//! EINTR when a signal comes. So while the loop handles events, a timer sends its thread a signal
+//! every 50 ms.
 //!
-//! Setting a timer is a system call, and a request takes ten of these in all. So
-//! the timer goes on running when the loop sleeps; the first signal that ends a
-//! sleep stops it. A signal may therefore come early in an event, which is harmless:
-//! only a call that blocks notices it, and none should.
+//! Setting the timer is a system call, and a whole request takes only ten of those. So the timer
+//! runs on while the loop sleeps, and the first signal that ends a sleep stops it. A signal may
+//! therefore come early during an event. An early signal is harmless: only a call that blocks is
+//! interrupted.
 
 use std::cell::Cell;
 use std::io;
 use std::time::Duration;
 
-/// Between two signals; a call blocks no longer.
+/// Time between two signals. No call blocks longer than this.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 pub struct Watchdog {
@@ -32,20 +32,20 @@ impl Watchdog {
         Watchdog::every(PATIENCE)
     }
 
-    /// A watchdog for the calling thread, with so much time between two signals.
+    /// A watchdog for the calling thread, with this time between two signals.
     ///
     /// # Errors
-    /// Of the calls.
+    /// Those of the system calls.
     pub fn every(period: Duration) -> io::Result<Watchdog> {
-        // SAFETY: zero is a valid value of these plain C structs.
+        // SAFETY: zero is a valid value for these plain C structs.
         let (mut action, mut event): (libc::sigaction, libc::sigevent) = unsafe { std::mem::zeroed() };
-        // No SA_RESTART: the point is to interrupt.
+        // SA_RESTART is not set, because the signal must interrupt system calls.
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
         // SAFETY: the handler does nothing, so it is safe in any context.
         if unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have blocked it.
+        // The parent process may have blocked the signal.
         // SAFETY: zero is a valid sigset_t, and `set` is valid for the calls.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
@@ -54,7 +54,7 @@ impl Watchdog {
         }
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = libc::SIGALRM;
-        // SAFETY: no preconditions.
+        // SAFETY: the call has no preconditions.
         event.sigev_notify_thread_id = unsafe { libc::gettid() };
         let mut timer = std::ptr::null_mut();
         // SAFETY: both pointers are valid for the call.
@@ -64,7 +64,7 @@ impl Watchdog {
         Ok(Watchdog { timer, period, is_running: Cell::new(false) })
     }
 
-    /// What the loop's wait has returned. False: only the timer's signal has ended it.
+    /// Checks the result of the loop's wait. False: only the timer's signal has ended it.
     ///
     /// # Errors
     /// Those of the wait.
@@ -80,14 +80,14 @@ impl Watchdog {
         Ok(true)
     }
 
-    /// From here on a blocking call is interrupted.
+    /// From here on, a system call that blocks is interrupted.
     pub fn arm(&self) {
         if !self.is_running.replace(true) {
             self.set(self.period);
         }
     }
 
-    /// The loop slept when the signal came: nothing is to be interrupted.
+    /// Stops the timer: the signal has only ended a sleep of the loop.
     pub fn disarm(&self) {
         if self.is_running.replace(false) {
             self.set(Duration::ZERO);
@@ -97,14 +97,14 @@ impl Watchdog {
     fn set(&self, period: Duration) {
         let each = libc::timespec { tv_sec: period.as_secs() as _, tv_nsec: period.subsec_nanos().into() };
         let spec = libc::itimerspec { it_interval: each, it_value: each };
-        // SAFETY: our own timer; `spec` is valid for the call.
+        // SAFETY: `self` owns the timer, and `spec` is valid for the call.
         unsafe { libc::timer_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // SAFETY: our own timer, deleted once.
+        // SAFETY: `self` owns the timer, which is deleted once.
         unsafe { libc::timer_delete(self.timer) };
     }
 }
@@ -131,16 +131,16 @@ mod tests {
         dog.arm();
         let first = next_signal(&dog);
         dog.arm();
-        // Not set again: a request that follows another one costs no system call here.
+        // The timer is not set again: the next request costs no system call here.
         assert!(first > 0 && next_signal(&dog) <= first);
         dog.disarm();
         dog.arm();
         assert!(next_signal(&dog) > 0);
     }
 
-    /// Nanoseconds until the timer's next signal; 0: it does not run.
+    /// Nanoseconds until the next signal of the timer. 0: the timer is stopped.
     fn next_signal(dog: &Watchdog) -> i64 {
-        // SAFETY: a plain C struct, written by the call.
+        // SAFETY: `spec` is a plain C struct for which zero is valid, and the call writes it.
         unsafe {
             let mut spec: libc::itimerspec = std::mem::zeroed();
             assert_eq!(libc::timer_gettime(dog.timer, &raw mut spec), 0);

@@ -1,39 +1,41 @@
-//! One message on a control socket, in or out, never blocking.
+//! Sends and receives single messages on control sockets, without blocking.
 //!
-//! MSG_DONTWAIT on every call: the file status flags of an adopted socket are
-//! shared with whoever sent it.
+//! Every call has MSG_DONTWAIT, because the process that passed an adopted socket shares its file
+//! status flags and can set it to blocking mode.
 
 use crate::ancillary::{self, Got, Sender};
 use crate::foreign::ForeignFd;
 use fsocket_proto::{Msg, MSG_SIZE};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use rustix::io::{Errno, IoSlice};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::mem::MaybeUninit;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a receive brought.
+/// The result of a receive.
 #[derive(Debug)]
 pub enum Received<F = OwnedFd> {
     Message(Msg, Option<F>),
-    /// The same, but for its descriptor there was no room here: that is no fault of the sender.
+    /// A message whose descriptor was lost because this process had no room for it. This is no
+    /// fault of the sender.
     Cut(Msg),
-    /// Nothing there now.
+    /// No message is there now.
     Nothing,
-    /// The kernel lacks something, and what there is stays there.
+    /// No message could be received now, for lack of memory or after a reset. Waiting messages
+    /// stay in the socket.
     Later,
-    /// The other side is gone.
+    /// The other side has closed its end.
     End,
-    /// Not a message of ours.
+    /// Not a valid message.
     Malformed,
 }
 
-/// Receives at most one message, as a client does: what comes is the monitor's.
+/// Receives at most one message, as a client does. The caller owns the descriptor.
 pub fn receive(fd: BorrowedFd<'_>) -> Received {
     received(fd, |fd| fd).0
 }
 
-/// The same, as the monitor does: from a client of this user. And who has sent it if the socket was told to say so.
+/// Receives at most one message from a client of this user, as the monitor does. Also returns the
+/// sender, if the socket was set to tell it.
 pub fn receive_from(fd: BorrowedFd<'_>, uid: u32) -> (Received<ForeignFd>, Option<Sender>) {
     received(fd, |fd| ForeignFd::new(fd, uid))
 }
@@ -41,13 +43,14 @@ pub fn receive_from(fd: BorrowedFd<'_>, uid: u32) -> (Received<ForeignFd>, Optio
 /// From linux/socket.h (6.5).
 const SO_PASSPIDFD: libc::c_int = 76;
 
-/// Has the kernel say with each message who sends it. Sockets that are accepted from a listening one
-/// have it from that.
+/// Makes the kernel tell the sender of each message. Sockets accepted from a listening socket
+/// inherit this setting.
 pub fn ask_for_senders(fd: BorrowedFd<'_>) {
     for option in [libc::SO_PASSCRED, SO_PASSPIDFD] {
         let on: libc::c_int = 1;
         let len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: an int that lives during the call. An older kernel has no SO_PASSPIDFD.
+        // SAFETY: the option is an int that lives during the call. (An older kernel fails for
+        // SO_PASSPIDFD.)
         unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const on).cast(), len) };
     }
 }
@@ -57,7 +60,8 @@ fn received<F>(fd: BorrowedFd<'_>, own: impl FnMut(OwnedFd) -> F) -> (Received<F
     let Got { length, is_longer, is_cut, fds, sender } = match ancillary::receive(fd, &mut bytes) {
         Ok(got) => got,
         Err(Errno::AGAIN) => return (Received::Nothing, None),
-        // CONNRESET: it went without reading everything. Reported once, before what it sent.
+        // CONNRESET: the other side closed its end without reading everything. The kernel reports
+        // this once, before the other side's messages.
         Err(Errno::CONNRESET | Errno::NOMEM | Errno::NOBUFS) => return (Received::Later, None),
         Err(_) => return (Received::End, None),
     };
@@ -65,7 +69,7 @@ fn received<F>(fd: BorrowedFd<'_>, own: impl FnMut(OwnedFd) -> F) -> (Received<F
     if length == 0 {
         return (Received::End, None);
     }
-    // (More than one descriptor has come, or the first of more.)
+    // (True if more than one descriptor has come, or one of several that did not all fit.)
     let too_many = fds.len() > 1 || is_cut && !fds.is_empty();
     if length != MSG_SIZE || is_longer || too_many {
         return (Received::Malformed, None);
@@ -80,23 +84,9 @@ fn received<F>(fd: BorrowedFd<'_>, own: impl FnMut(OwnedFd) -> F) -> (Received<F
 /// Sends one message with at most one descriptor.
 ///
 /// # Errors
-/// EAGAIN: the receiver is slow; anything else: it is gone.
+/// EAGAIN: the receiver reads too slowly. Other errors: it has closed its end.
 pub fn send(fd: BorrowedFd<'_>, msg: &Msg, attach: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let attach = attach.map(|fd| [fd]);
-    if let Some(fds) = &attach {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(
-            fd,
-            &[IoSlice::new(msg.as_bytes())],
-            &mut control,
-            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-        )
-    })
-    .map(|_| ())
+    ancillary::send(fd, msg.as_bytes(), attach.as_slice(), SendFlags::DONTWAIT)
 }
 
 #[cfg(test)]
@@ -114,7 +104,8 @@ mod tests {
         let (first, second) = (request::Rest { channel: 7 }, request::Settled {});
         send(a.as_fd(), &first.into(), Some(null.as_fd())).unwrap();
         send(a.as_fd(), &second.into(), None).unwrap();
-        // SAFETY: the child makes system calls only, and ends; its limit is its own.
+        // SAFETY: the child makes only system calls, then ends. The child's limit does not concern
+        // this process.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -122,11 +113,11 @@ mod tests {
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
             let cut = matches!(receive(b.as_fd()), Received::Cut(m) if m.is::<request::Rest>());
             let next = matches!(receive(b.as_fd()), Received::Message(m, None) if m.is::<request::Settled>());
-            // SAFETY: ends the child, and runs nothing of the parent's.
+            // SAFETY: this ends the child at once, without running other code of this program.
             unsafe { libc::_exit(i32::from(!cut) | i32::from(!next) << 1) };
         }
         let mut status = 0;
-        // SAFETY: waits for our own child.
+        // SAFETY: waits for this process's own child, and writes its status into a local variable.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
     }

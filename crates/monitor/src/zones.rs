@@ -1,9 +1,9 @@
-//! Listener groups with local listen sockets: who works where, and the BPF
-//! program that selects among them.
+//! Listener groups with local listen sockets: which worker is where, and the BPF program that
+//! selects among the sockets.
 //!
-//! No descriptor of a listen socket is kept: it must die with its worker. The
-//! program's map of sockets holds none either, and loses a socket by itself when
-//! that is closed.
+//! The monitor keeps no descriptor of these listen sockets, because a socket must end with its
+//! worker. The program's socket map does not keep sockets open either: a closed socket leaves the
+//! map by itself.
 
 mod balance;
 mod flows;

@@ -1,10 +1,8 @@
-//! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
+//! `close`, `shutdown` and `dup`: the ends of descriptors and of connections.
 //!
 //! Long: the ends of a connection share most of their steps.
 
 use crate::path;
-use crate::stage;
-use crate::stage::Path;
 use crate::table::{self, Desc, Kind};
 use crate::{
     asleep, chan, conn, epoll, listen, name, peers, pool, process, route, short_lived, socks, stats, stream, token,
@@ -14,6 +12,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::path_switch::{Event, Next, Party, PathState};
 use fsocket_proto::Addr;
 use fsocket_ring as ring;
 use fsocket_sync::token::Words as _;
@@ -37,16 +36,17 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
     }
 }
 
-/// Before `fd` is no number of a connection any more. Where the other side has gone to the kernel, what it had not read is
-/// sent again there; and of a connection that has never left the kernel, only a number of the program's leads there.
+/// Called while `fd` still is a number of a connection. If the other side has moved to the kernel, this side sends
+/// there the bytes that the other side had not read. If a connection has never left the kernel, only the program's
+/// descriptor leads there.
 fn follow(fd: i32) {
-    if let Some(d) = table::lookup(fd).filter(|d| d.is_conn() && stage::of(d) == Path::Pending) {
+    if let Some(d) = table::lookup(fd).filter(|d| d.path_state().is_pending()) {
         path::still_ours(d);
     }
 }
 
-/// [`close`] of most descriptors, with nothing that could go wrong. False: it is not one of
-/// them, and nothing is done.
+/// [`close`] of most descriptors, where no step can fail. False: `fd` is of another kind, and
+/// nothing was done.
 #[inline]
 pub fn is_kernel_only(fd: i32) -> bool {
     if table::lookup(fd).is_some() || process::owns(fd) || pool::holds(fd) || table::has_ends() {
@@ -56,7 +56,7 @@ pub fn is_kernel_only(fd: i32) -> bool {
     true
 }
 
-/// The kernel is about to have a number again that was its own.
+/// The kernel is about to get back a number that was its own before.
 #[inline]
 fn frees(fd: i32) {
     crate::rings::closed(fd);
@@ -65,7 +65,7 @@ fn frees(fd: i32) {
     pool::kernel_freed(fd);
 }
 
-/// `fd` left the table. `really`: its placeholder is to be closed too.
+/// `fd` has left the table. `really`: its placeholder has to be closed, too.
 fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     asleep::reap();
     table::detach(d, fd, !really);
@@ -94,7 +94,7 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     r
 }
 
-/// The last number of this process that refers to `d` is gone.
+/// The last number of this process that referred to `d` is gone.
 pub fn last_reference(d: &'static Desc) {
     match d.kind() {
         Kind::Shm => release_conn(d),
@@ -116,7 +116,7 @@ pub fn last_reference(d: &'static Desc) {
 }
 
 fn release_conn(d: &'static Desc) {
-    if stage::of(d) == Path::Pending {
+    if d.path_state().next(Event::Close) == Next::Follow {
         // Bytes that were sent too late for the other side to take along. This thread releases the connection,
         // once; a thread that holds it meanwhile does not.
         d.add_ref();
@@ -128,9 +128,9 @@ fn release_conn(d: &'static Desc) {
     }
     let s = d.sock();
     let (slot, place) = (d.conn().slot_index(), d.conn().channel());
-    // Wait until no other thread is inside an operation on it: the slot may be
-    // used again right after. Busy: we are in a signal handler on top of one;
-    // its operation finds the descriptor gone.
+    // Waits until no other thread is inside an operation on it, because the slot may be used again
+    // right afterwards. Busy: a signal handler has interrupted an operation; the operation finds
+    // the descriptor gone.
     let tokens = (token::enter(&s.tx), token::enter(&s.rx));
     crate::upgrade::ended(d);
     d.disconnect();
@@ -139,16 +139,22 @@ fn release_conn(d: &'static Desc) {
     stream::wake_late(d);
     let channel = place.and_then(|i| chan::CHANS.get(i));
     if let Some(c) = channel {
-        // Before the peer can see that we are done: from then on the slot may
-        // belong to its next connection, which another thread of ours accepts.
+        // This comes before the peer can see the close. From then on the slot may belong to its
+        // next connection, which another thread of this process may accept.
         c.set_desc(slot, None);
     }
     peers::leave(d);
-    // The state decides which of two that let go at once ends the connection.
+    // If two sides let go at the same time, the state decides which one ends the connection.
     let last = socks::let_go(s) && s.begin_close();
     match last {
         // While we were on our way here another process of the fork group has switched the path, and is through.
-        true if stage::of(d) == Path::Pending && s.flags.look().has_left() => path::gone(d),
+        true if matches!(
+            d.path_state_in_release(),
+            PathState::Moving(Party::Group) | PathState::Moved(Party::Group)
+        ) =>
+        {
+            path::gone(d);
+        }
         true => {
             let beside = path::Beside::of(d);
             let unread = finish(d, tokens.0.is_ok() && tokens.1.is_ok());
@@ -156,9 +162,9 @@ fn release_conn(d: &'static Desc) {
         }
         false => path::close_draining(d, false, false),
     }
-    // Another process of the fork group that goes on with it, as the child that serves what its parent has
-    // accepted, owns it from its first use on: to take over from us would cost it two `membarrier` for each
-    // direction.
+    // Another process of the fork group may go on with the connection, for example a child that serves
+    // what its parent has accepted. It owns the token from its first use on. If it took the token over
+    // from this process, that would cost two `membarrier` for each direction.
     [tokens.0, tokens.1].into_iter().flatten().for_each(token::give_back);
     if let Some(c) = channel {
         if last {
@@ -169,18 +175,18 @@ fn release_conn(d: &'static Desc) {
     }
 }
 
-/// The program goes on with the socket as an unconnected one: the connection
-/// ends, and the placeholder is all that is left.
+/// The program goes on with an unconnected socket: the connection ends, and only the placeholder
+/// remains.
 pub fn dissolve(d: &'static Desc) {
-    if stage::of(d) == Path::Shm {
+    if d.is_in_rings() {
         part(d, false);
     }
 }
 
-/// The program disconnects the socket (`connect` to AF_UNSPEC): the other side is reset. False: only the kernel can
-/// do that, once the connection is its.
+/// The program disconnects the socket (`connect` to AF_UNSPEC): the other side is reset. False: the connection is
+/// in the kernel, so only the kernel can do it.
 pub fn disconnect(d: &'static Desc) -> bool {
-    let alone = stage::of(d) == Path::Shm && !d.sock().is_shared();
+    let alone = d.is_in_rings() && !d.sock().is_shared();
     let Some(fd) = table::fd_of(d).filter(|_| alone) else { return false };
     let bound_to = listener_of(d).filter(|l| !name::is_any(&l.ip));
     let over = crate::ready::over(d);
@@ -189,15 +195,15 @@ pub fn disconnect(d: &'static Desc) -> bool {
     true
 }
 
-/// The address of the listener that has accepted a connection, if it is still there.
+/// The address of the listener that has accepted a connection, if the listener still exists.
 fn listener_of(d: &Desc) -> Option<Addr> {
     let chan = chan::of(d)?;
     let accepted = d.is_server();
     route::address_of(chan.listener.load(Ordering::Relaxed)).filter(|_| accepted)
 }
 
-/// Gives an unused socket the addresses of one that was connected. Such a socket still names a port, without having it.
-/// An accepted one keeps the address of its listener.
+/// Gives an unused socket the addresses that a disconnected socket has. Such a socket still names a port, but does not
+/// hold it. An accepted socket keeps its listener's address.
 fn as_disconnected(fd: i32, bound_to: Option<Addr>) {
     let mut here = [0u8; 28];
     let Ok(n) = sys::getsockname(fd, &mut here) else { return };
@@ -209,7 +215,8 @@ fn as_disconnected(fd: i32, bound_to: Option<Addr>) {
         let _ = sys::bind(fd, &name[..len]);
         let _ = sys::setsockopt(fd, libc::IPPROTO_IP, NO_PORT, &0i32.to_ne_bytes());
     }
-    // The `connect` that follows ends it, and gives back a port that the kernel has chosen.
+    // The `connect` that follows ends the listening, and gives back a port that the kernel has
+    // chosen.
     let _ = sys::listen(fd, 0);
 }
 
@@ -237,8 +244,8 @@ fn part(d: &'static Desc, reset: bool) {
     d.drop_refs(n);
 }
 
-/// The protocol part: FIN, or RST if data was not read or the application
-/// asked for it. True: it was that. `alone`: no other thread is inside an operation on it.
+/// The protocol's part: FIN, or RST if data was not read or the program asked for it. True: it was
+/// RST. `alone`: no other thread is inside an operation on it.
 fn finish(d: &'static Desc, alone: bool) -> bool {
     let s = d.sock();
     let (r, rx, h) = d.rx();
@@ -249,7 +256,7 @@ fn finish(d: &'static Desc, alone: bool) -> bool {
     path::close_draining(d, true, unread || linger0);
     let before = d.tx().1.prod.status.load(Ordering::Relaxed);
     let st = match crate::ready::over(d) {
-        // It has ended already, and the peer knows how.
+        // It has ended already, and the peer knows in which way.
         true if before & (status::FIN | status::RST) != 0 => 0,
         false if linger0 || unread => status::RST,
         _ => status::FIN,
@@ -258,11 +265,11 @@ fn finish(d: &'static Desc, alone: bool) -> bool {
         stats::count(Counter::ResetShm);
     }
     stats::count(Counter::CloseShm);
-    if alone && stage::of(d) == Path::Shm {
+    if alone && d.path_state_in_release().in_rings() {
         trim::closing(d);
     }
-    stats::add(Counter::TxBytes, s.tx.bytes.swap(0, Ordering::Relaxed));
-    stats::add(Counter::RxBytes, s.rx.bytes.swap(0, Ordering::Relaxed));
+    stats::add(Counter::TxBytes, s.tx.take_bytes());
+    stats::add(Counter::RxBytes, s.rx.take_bytes());
     conn::end(d, st | status::CLOSED);
     stream::notify_all(d);
     unread || linger0
@@ -279,14 +286,16 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         } else if d.kind() == Kind::Listener && how == libc::SHUT_WR {
             epoll::stirred(d);
         } else if d.is_unconnected() {
-            // It fails, and yet the kernel's socket remembers it.
+            // The call fails, and yet the kernel's socket remembers it.
             d.unconnected().leave_to_kernel();
         }
         return Outcome::Kernel(Cause::NotOurs);
     }
-    match stage::of(d) {
-        Path::Shm => {}
-        Path::Draining(k) => {
+    match d.path_state().next(Event::Shutdown) {
+        // While the peer moves, too: the mover may get no CPU for long, and this call does not need it. `path::follow`
+        // repeats in the kernel what is noted here.
+        Next::Stay | Next::Later | Next::Move => {}
+        Next::Both(k) => {
             // What is left in the ring can be read as before.
             let r = sys::shutdown(k, how);
             if let Some(which) = SHUT.get(how as usize) {
@@ -296,19 +305,18 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             crate::waker::ring_sleepers();
             return Outcome::Done(r);
         }
-        // The mover may get no CPU for long, and this call does not need it: `path::follow` repeats in the kernel what is
-        // noted here.
-        Path::Pending if stage::is_moving(d) => {}
-        Path::Pending => {
-            return match path::follow(d) {
-                Ok(n) if !d.is_conn() => Outcome::Done(sys::shutdown(n, how)),
-                _ => shutdown(d, how),
-            }
-        }
+        Next::Kernel(n) => return Outcome::Done(sys::shutdown(n, how)),
+        Next::Follow => match path::follow(d) {
+            Ok(n) if !d.is_conn() => return Outcome::Done(sys::shutdown(n, how)),
+            // A signal handler on top of an operation, which keeps the connection where it is: it follows later, and repeats
+            // what is noted here.
+            Err(Errno::EAGAIN) => {}
+            _ => return shutdown(d, how),
+        },
     }
     let r = shut_in_rings(d, how);
     // Another thread may have followed just before the note. (A second shutdown does no harm.)
-    if r.is_ok() && d.sock().flags.look().has_left() {
+    if r.is_ok() && d.path_state().group_has_left() {
         if let Ok(fd) = path::follow(d) {
             let _ = sys::shutdown(fd, how);
         }
@@ -323,7 +331,7 @@ fn shut_in_rings(d: &'static Desc, how: i32) -> Result<()> {
     }
     s.note_edge();
     if crate::ready::over(d) {
-        // An event for whoever waits on it all the same.
+        // Waiting threads get an event all the same.
         s.flags.set(SHUT[how as usize]);
         if s.flags.clear(FlagSet::CONNECTING).has(FlagSet::CONNECTING) {
             s.flags.set(FlagSet::DISCONNECTING);
@@ -334,51 +342,51 @@ fn shut_in_rings(d: &'static Desc, how: i32) -> Result<()> {
     if how != libc::SHUT_RD {
         let done = s.flags.set(FlagSet::SHUT_WR).has(FlagSet::SHUT_WR);
         if !done {
-            // Behind the last byte of a send that another thread is in.
+            // The FIN goes behind the last byte of a send that another thread is in.
             let _t = token::enter(&s.tx);
             s.tx.withdraw();
             conn::end(d, status::FIN);
         }
     }
-    // A connect that had not been asked about again has succeeded now.
+    // A connect whose result was not asked for has succeeded now.
     s.flags.clear(FlagSet::CONNECTING);
     if how != libc::SHUT_WR {
         s.flags.set(FlagSet::SHUT_RD);
     }
-    // A Unix socket's peer cannot send any more to one that only does not receive.
+    // If a Unix socket stops receiving, its peer cannot send to it any more.
     let ends_sends = if d.is_unix() { FlagSet::SHUT_RD } else { SHUT[libc::SHUT_RDWR as usize] };
     if s.flags.get().has_all(ends_sends) {
         d.tx().1.prod.status.fetch_or(status::SHUT_BOTH, Ordering::Release);
     }
     stream::notify_all(d);
-    // Threads and processes of the fork group of ours that sleep on it must look again as well.
+    // Sleeping threads and processes of this fork group must look again, too.
     conn::wake_own(d);
     Ok(())
 }
 
-/// What `shutdown` with this argument sets.
+/// The flags that `shutdown` sets for each argument.
 const SHUT: [FlagSet; 3] = [FlagSet::SHUT_RD, FlagSet::SHUT_WR, FlagSet::SHUT_RD.or(FlagSet::SHUT_WR)];
 
-/// shutdown() of a listener: the kernel stops listening, so do we.
+/// `shutdown` of a listener: it stops listening in the kernel, and here, too.
 pub fn listener_shut(d: &Desc) {
     zone::shut(d);
     listen::shut(d);
     d.unlisten(false);
 }
 
-/// Before `old` gets the number `new` as well. False: that is one of the numbers 0 to 2, which libc and the next program
+/// Before `old` gets the number `new` as well. False: that is one of the numbers 0 to 2, which stdio and the next program
 /// use past the library, the path cannot be switched, and to them it would be an unconnected socket.
 pub fn may_duplicate(old: i32, new: i32) -> bool {
     if new != old {
         follow(new);
     }
-    let Some(d) = table::lookup(old).filter(|_| (0..=table::STDIO).contains(&new)) else { return true };
+    let Some(d) = table::lookup(old).filter(|_| table::is_stdio(new)) else { return true };
     crate::upgrade::give_up(d);
     short_lived::leaves(d, true);
     !d.is_conn() || path::materialize_one(d, Reason::Option)
 }
 
-/// The kernel has duplicated `old` to `new`. False: as [`may_duplicate`].
+/// The kernel has duplicated `old` to `new`. False: as in [`may_duplicate`].
 pub fn duplicated(old: i32, new: i32) -> bool {
     if new != old {
         overwritten(new);
@@ -389,14 +397,14 @@ pub fn duplicated(old: i32, new: i32) -> bool {
         if !table::install(new, d) {
             d.drop_ref();
         }
-        // Two numbers, one kernel socket: not a placeholder for anybody else.
+        // Two numbers refer to one kernel socket, so nobody else gets it as a placeholder.
         d.placeholder().mark_changed();
         d.listening().prepare_exec();
     }
     may_duplicate(old, new)
 }
 
-/// `fd` now is something else in the kernel (dup2, or closed behind us).
+/// `fd` is now something else in the kernel (by `dup2`, or closed without the library).
 pub fn overwritten(fd: i32) {
     crate::rings::closed(fd);
     unhooked::closed(fd);
@@ -407,9 +415,8 @@ pub fn overwritten(fd: i32) {
     }
 }
 
-/// Numbers `first..=last` are about to be closed by the application: ours go
-/// through `close`. Returns the ranges around our own descriptors that the
-/// kernel may close.
+/// The program is about to close the numbers `first..=last`. The library's go through `close`.
+/// Calls `kernel` for the ranges around the library's own descriptors, which the kernel may close.
 pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<()>) -> Result<()> {
     let end = (last as usize).min(table::scan_limit().max(process::MAX_FD.min(1 << 16)) - 1);
     for fd in first as usize..=end {

@@ -1,7 +1,8 @@
-//! `connect`: a slot in a channel instead of a handshake.
+//! `connect` over shared memory: takes a slot in a channel instead of a handshake.
 
-use crate::chan::Taken;
+use crate::chan::{Chan, Client, Taken};
 use crate::establish::{establish, prepare_slot, sharing_of, End};
+use crate::lock::Guard;
 use crate::table::{Desc, Kind};
 use crate::{
     ctl, epoll, inspect, kept, name, options, ready, route, slice, socks, stats, table, unhooked, upgrade, user,
@@ -15,7 +16,7 @@ use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// # Safety
-/// `addr` is the program's for `len` bytes.
+/// `addr` points to `len` bytes, as the program passed it.
 pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, len: u32) -> Outcome<Result<()>> {
     if len as usize <= size_of::<libc::sockaddr_storage>() && !user::readable(addr as *const u8, len as usize) {
         return Outcome::Kernel(Cause::Invalid); // EFAULT
@@ -34,35 +35,23 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         Kind::Bound => true,
         _ => return Outcome::Kernel(Cause::NotOurs),
     };
-    // SAFETY: the program says that `len` bytes are at `addr`; they were found readable, or are too many for an
-    // address.
+    // SAFETY: the program says that `len` bytes are at `addr`. They were found readable, or there
+    // are too many for an address.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Reason::Option) };
     let family = d.family();
-    if d.unconnected().is_for_kernel() {
+    if d.unconnected().is_for_kernel() || is_standard(d) {
         return to_kernel(fd, d, Reason::Option);
     }
-    if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
-        return to_kernel(fd, d, Reason::Option);
-    }
-    // With an address of its own a socket that connects to 0.0.0.0 gets there.
+    // A connect to 0.0.0.0 goes to the socket's own address, if the socket is bound to one.
     let dst = if bound { dst } else { Addr { ip: name::destination(dst.ip), ..dst } };
     if dst.family as u32 != family {
-        // SAFETY: `parse` has read an address there; only the kernel reads what may be behind.
+        // SAFETY: `parse` has read an address there; only the kernel reads the bytes after it.
         return Outcome::Done(other_family(fd, d, unsafe {
             core::slice::from_raw_parts(addr as *const u8, len as usize)
         }));
     }
-    if dst.port == 0 || name::is_any(&dst.ip) {
+    if is_below(fd, d, &dst, bound) {
         return to_kernel(fd, d, Reason::Option);
-    }
-    if family as i32 == libc::AF_INET6 {
-        if bound {
-            // `bind` to an address makes a socket IPv6-only.
-            values::learn(d, fd, options::V6ONLY);
-        }
-        if d.options().value(options::V6ONLY) != 0 && name::is_v4(&dst.ip) {
-            return to_kernel(fd, d, Reason::Option); // ENETUNREACH
-        }
     }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
         Some(None) => {
@@ -75,16 +64,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         port => port.flatten(),
     };
     match open(fd, d, &dst, own_port) {
-        Ok(()) => {
-            stats::count(Counter::ConnectShm);
-            // A handshake takes longer than no time at all.
-            let at_once = d.options().send_timeout() == options::AT_ONCE;
-            if at_once || d.sock().flags.get().has(FlagSet::NONBLOCK) {
-                d.sock().flags.set(FlagSet::CONNECTING);
-                return Outcome::Done(Err(Errno::EINPROGRESS));
-            }
-            Outcome::Done(Ok(()))
-        }
+        Ok(()) => Outcome::Done(connected(d)),
         Err(why) => {
             if why == Reason::KernelFirst {
                 kept::renew(d, fd);
@@ -95,10 +75,44 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     }
 }
 
-/// `connect` to AF_UNSPEC: the connection is reset, the listener listens no more; the kernel knows what is left of a
-/// socket after that.
+/// Must the kernel handle this destination?
+fn is_below(fd: i32, d: &'static Desc, dst: &Addr, bound: bool) -> bool {
+    if dst.port == 0 || name::is_any(&dst.ip) {
+        return true;
+    }
+    if d.family() as i32 != libc::AF_INET6 {
+        return false;
+    }
+    if bound {
+        // A socket that was bound to a specific address is IPv6-only, so the option is read back.
+        values::learn(d, fd, options::V6ONLY);
+    }
+    d.options().value(options::V6ONLY) != 0 && name::is_v4(&dst.ip) // ENETUNREACH
+}
+
+/// Is the socket behind a descriptor of standard input, output or error?
+fn is_standard(d: &Desc) -> bool {
+    (0..=table::STDIO).any(|n| table::is_stdio(n) && table::lookup(n).is_some_and(|x| core::ptr::eq(x, d)))
+}
+
+/// The result of a `connect` over shared memory.
+fn connected(d: &Desc) -> Result<()> {
+    stats::count(Counter::ConnectShm);
+    // With the shortest send timeout the call must not wait, and a TCP handshake would take
+    // longer.
+    let at_once = d.options().send_timeout() == options::AT_ONCE;
+    if at_once || d.sock().flags.get().has(FlagSet::NONBLOCK) {
+        d.sock().flags.set(FlagSet::CONNECTING);
+        return Err(Errno::EINPROGRESS);
+    }
+    Ok(())
+}
+
+/// `connect` to AF_UNSPEC: resets a connection, or ends the listening of a listener. Afterwards
+/// only the kernel knows the state of the socket.
 fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
-    // (Now: it gets an address here, and would not be taken for a new one afterwards.)
+    // (This comes first, because the socket has an address afterwards, and would not look like a
+    // new one.)
     fsocket_fdtable::pristine::settle(fd, d);
     match d.kind() {
         Kind::Shm => {
@@ -112,7 +126,8 @@ fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
     Outcome::Kernel(Cause::NotOurs)
 }
 
-/// To an address that the socket is not made for. The kernel refuses, and the socket is what it was.
+/// `connect` to an address of another family than the socket's. The kernel refuses it, and the
+/// socket stays as it was.
 fn other_family(fd: i32, d: &'static Desc, there: &[u8]) -> Result<()> {
     let r = sys::connect(fd, there);
     if !matches!(r, Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL)) {
@@ -121,7 +136,7 @@ fn other_family(fd: i32, d: &'static Desc, there: &[u8]) -> Result<()> {
     r
 }
 
-/// The kernel connects it, for the time being.
+/// The kernel connects the socket; the connection may move to shared memory later.
 fn over_kernel<T>(fd: i32, d: &'static Desc, dst: &Addr, why: Reason) -> Outcome<T> {
     if !upgrade::connecting(d, dst) {
         return to_kernel(fd, d, why);
@@ -136,14 +151,14 @@ fn to_kernel<T>(fd: i32, d: &'static Desc, why: Reason) -> Outcome<T> {
 }
 
 fn left<T>(why: Reason) -> Outcome<T> {
-    // (Before the monitor is told of the connection, with all that was counted.)
+    // The counters must be right before the monitor can learn of the connection.
     let why = Cause::fallback(why);
     stats::kernel_connection(Counter::ConnectKernel, ctl::alive(), || socks::arena().is_some());
     Outcome::Kernel(why)
 }
 
-/// `connect` on a socket that is connected: 0 once after EINPROGRESS, as the
-/// kernel does, then EISCONN.
+/// `connect` on a connected socket. As in the kernel, it returns 0 once after EINPROGRESS, and
+/// EISCONN afterwards.
 fn again(d: &'static Desc) -> Result<()> {
     let s = d.sock();
     if s.flags.get().has(FlagSet::DISCONNECTING) {
@@ -157,18 +172,18 @@ fn again(d: &'static Desc) -> Result<()> {
             0 => Errno::ECONNABORTED,
             e => Errno::new(e),
         };
-        // The kernel takes it for a connect that has failed.
+        // The kernel treats the socket as after a failed connect.
         crate::close::dissolve(d);
         return Err(e);
     }
     Err(Errno::EISCONN)
 }
 
-/// The port that the program has bound, if the connection can have it: the
-/// placeholder keeps it from others as long as the connection lives. A port of
-/// the program's choice that may be shared has rules of its own (the
-/// second one that connects to one place gets EADDRNOTAVAIL), and an address other than the one
-/// that follows from the destination is the kernel's business.
+/// The port that the program has bound, if a connection over shared memory can have it. The
+/// placeholder keeps the port from others as long as the connection lives. None for a shareable
+/// port that the program has chosen, because the kernel has rules for it (the second connect to
+/// the same place gets EADDRNOTAVAIL). None also for an address that does not follow from the
+/// destination.
 fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
     let here = inspect::bound_address(fd)?;
     let set = |name| {
@@ -177,16 +192,17 @@ fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
     };
     let usual = name::is_any(&here.ip) && name::same_version(&here.ip, &dst.ip) || here.ip == name::source_for(&dst.ip);
     let sole = d.unconnected().has_any_port() || !set(libc::SO_REUSEADDR);
-    // (It may be a listener that is the kernel's alone.)
+    // (A listener that only the kernel knows may use the port.)
     let free = usual && here.port >= 1024 && sole && !set(libc::SO_REUSEPORT) && !set(libc::SO_ACCEPTCONN);
     free.then_some(here.port)
 }
 
-/// `own_port`: the client's port; else one of the monitor's.
+/// Opens a connection over shared memory. `own_port`: the client's port; None: the channel's next
+/// port is taken.
 fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::result::Result<(), Reason> {
     let mut chan = route::find(dst, fd, route::For::New)?;
-    // Only where it would become ours: most servers connect to other hosts, and a look is some
-    // fifty system calls.
+    // Checked only if the connection would use shared memory: most servers connect to other
+    // hosts, and the check takes some fifty system calls.
     if unhooked::noticed() {
         return Err(Reason::Disabled);
     }
@@ -196,61 +212,71 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         }
         let mut cl = chan.client().ok_or(Reason::Reentry)?;
         if !route::usable(chan) {
-            // It has just been given back, or its listener has ended.
+            // The channel was just returned to the monitor, or its listener has ended.
             drop(cl);
             chan.unmap_if_unused();
             chan = route::find(dst, fd, route::For::New)?;
             continue;
         }
-        let Taken { slot, port, rings } = match chan.take_slot(&mut cl) {
-            Ok(taken) => taken,
+        match chan.take_slot(&mut cl) {
+            Ok(taken) => return request(fd, d, dst, own_port, (chan, cl), taken),
             Err(Reason::Full) if attempt < 2 => {
                 drop(cl);
                 chan = route::another(dst, fd, chan)?;
-                continue;
             }
             Err(why) => return Err(why),
-        };
-        let port = own_port.unwrap_or(port);
-        let Some(sock) = socks::alloc_sock() else {
-            chan.give_back(&mut cl, slot);
-            return Err(Reason::Resource);
-        };
-        prepare_slot(chan, slot, &rings, dst, port, sharing_of(d, fd));
-        // Release: all of the above; also ordered by the queue's tail.
-        chan.slot(slot).state.store(slot_state::SYN, Ordering::Release);
-        let me = End::usual(chan, (slot, rings), CLIENT, dst, port);
-        establish(d, sock, &me);
-        let pushed = chan.push_syn(&mut cl, slot);
-        if !pushed {
-            d.disconnect();
-            chan.set_desc(slot, None);
-            socks::free_sock(sock);
-            chan.give_back(&mut cl, slot);
-            return Err(Reason::Full);
         }
-        drop(cl);
-        chan.arrived();
-        let syn = (slot_state::SYN, slot_state::ESTABLISHED);
-        let state = &chan.slot(slot).state;
-        if chan.header().listener_closed.load(Ordering::Acquire) != 0
-            && state.compare_exchange(syn.0, syn.1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
-            // Nobody has accepted it, and nobody will: the queues were looked
-            // through for the last time before our entry could be seen. Taken
-            // back; the kernel knows who listens there now.
-            for dir in &chan.slot(slot).dir {
-                dir.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
-            }
-            d.disconnect();
-            chan.set_desc(slot, None);
-            socks::free_sock(sock);
-            chan.retire_slot(slot);
-            chan.unmap_if_unused();
-            return Err(Reason::NoListener);
-        }
-        epoll::became_conn(d);
-        return Ok(());
     }
     Err(Reason::Full)
+}
+
+/// Sends the connection request to the listener, in a slot that was taken.
+fn request(
+    fd: i32,
+    d: &'static Desc,
+    dst: &Addr,
+    own_port: Option<u16>,
+    (chan, mut cl): (&'static Chan, Guard<'static, Client>),
+    Taken { slot, port, rings }: Taken,
+) -> core::result::Result<(), Reason> {
+    let port = own_port.unwrap_or(port);
+    let Some(sock) = socks::alloc_sock() else {
+        chan.give_back(&mut cl, slot);
+        return Err(Reason::Resource);
+    };
+    prepare_slot(chan, slot, &rings, dst, port, sharing_of(d, fd));
+    // Release: publishes all of the above. (The queue's tail publishes it as well.)
+    chan.slot(slot).state.store(slot_state::SYN, Ordering::Release);
+    let me = End::usual(chan, (slot, rings), CLIENT, dst, port);
+    establish(d, sock, &me);
+    let undo = || {
+        d.disconnect();
+        chan.set_desc(slot, None);
+        socks::free_sock(sock);
+    };
+    if !chan.push_syn(&mut cl, slot) {
+        undo();
+        chan.give_back(&mut cl, slot);
+        return Err(Reason::Full);
+    }
+    drop(cl);
+    chan.arrived();
+    let syn = (slot_state::SYN, slot_state::ESTABLISHED);
+    let state = &chan.slot(slot).state;
+    if chan.header().listener_closed.load(Ordering::Acquire) != 0
+        && state.compare_exchange(syn.0, syn.1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    {
+        // No worker will accept this connection: the last look at the queues came before the
+        // entry was visible. The request is withdrawn, and the kernel finds out who listens there
+        // now.
+        for dir in &chan.slot(slot).dir {
+            dir.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+        }
+        undo();
+        chan.retire_slot(slot);
+        chan.unmap_if_unused();
+        return Err(Reason::NoListener);
+    }
+    epoll::became_conn(d);
+    Ok(())
 }

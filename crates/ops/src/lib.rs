@@ -1,4 +1,4 @@
-//! What a call of libc's does to a descriptor, over all paths: accept, connect, close, options, names.
+//! Effects of libc calls on descriptors, on all paths: accept, connect, close, options, names.
 #![no_std]
 
 pub mod accept;
@@ -14,7 +14,7 @@ use fsocket_listeners::{claim, establish, in_use, listen, route, short_lived};
 use fsocket_migrate::{path, upgrade};
 use fsocket_readiness::{epoll, ready};
 use fsocket_runtime::{inspect, lock, name, options, process, registry, signals, stats, token, user, Cause, Outcome};
-use fsocket_shm::{asleep, chan, conn, kept, peers, stage, stuck, trim, values, waker};
+use fsocket_shm::{asleep, chan, conn, kept, peers, stuck, trim, values, waker};
 use fsocket_streams::stream;
 use fsocket_wait as wait;
 use fsocket_zones as zone;

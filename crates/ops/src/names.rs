@@ -2,9 +2,9 @@
 
 use crate::name::give;
 use crate::ready;
-use crate::stage::{self, Path};
 use crate::table::Desc;
 use crate::user;
+use fsocket_abi::path_switch::PathState;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// `getsockname` of a connection.
@@ -13,7 +13,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// As [`give`].
 pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let (ip, port) = d.sock().local();
-    // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
+    // SAFETY: the program says that `out` and `len` are its memory; `give` copies, and returns EFAULT where nothing is.
     unsafe { give(&ip, port, d.sock().family(), out, len) }
 }
 
@@ -26,11 +26,12 @@ pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<
         return Err(Errno::ENOTCONN);
     }
     let (ip, port) = d.sock().peer();
-    // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
+    // SAFETY: the program says that `out` and `len` are its memory; `give` copies, and returns EFAULT where nothing is.
     unsafe { give(&ip, port, d.sock().family(), out, len) }
 }
 
-/// The name of a Unix connection's peer, which a receive gives as the sender. A peer without a name is nobody.
+/// The name of a Unix connection's peer, which a receive returns as the sender. If the peer has
+/// no name, the address is empty.
 ///
 /// # Safety
 /// As [`give`].
@@ -40,14 +41,16 @@ pub unsafe fn sender(fd: i32, out: *mut libc::sockaddr, len: *mut u32) -> Result
         Ok(n) if n > size_of::<libc::sa_family_t>() => n,
         _ => 0,
     };
-    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where no memory
+    // is mapped.
     unsafe { user::give(&name[..n.min(name.len())], out.cast(), len, n as u32) }
 }
 
-/// What has come before it went over to the kernel is still to be read, and the kernel's end is reset.
+/// Is the kernel's end reset, while bytes that came before the move to the kernel are still
+/// unread?
 fn is_over_below(d: &Desc) -> bool {
-    match stage::of(d) {
-        Path::Draining(k) => sys::getpeername(k, &mut [0; 28]).err() == Some(Errno::ENOTCONN),
+    match d.path_state() {
+        PathState::Draining(k) => sys::getpeername(k, &mut [0; 28]).err() == Some(Errno::ENOTCONN),
         _ => false,
     }
 }

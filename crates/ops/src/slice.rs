@@ -1,10 +1,10 @@
-//! Source-port slices for connections over the kernel: a connection takes its
-//! port from the slice of the CPU that opens it, and the steering program sends
-//! its packets there (Receive Flow Deliver).
+//! Source-port slices for kernel TCP connections. A connection takes its source port from the
+//! slice of the CPU that opens it, and the steering program sends the connection's packets to
+//! that CPU (Receive Flow Deliver).
 //!
-//! Only while the monitor steers a device of this network namespace; otherwise
-//! it costs one load. The kernel picks the port (`IP_LOCAL_PORT_RANGE`, 6.3), so
-//! reserved ports and `ip_local_port_range` hold as ever.
+//! This is active only while the monitor steers a device of this network namespace; otherwise it
+//! costs one load. The kernel picks the port within the slice (`IP_LOCAL_PORT_RANGE`, Linux 6.3),
+//! so it still respects reserved ports and `ip_local_port_range`.
 
 use crate::table::{Desc, Kind};
 use crate::{ctl, inspect, name, process, registry, route, socks, stats, zone};
@@ -16,16 +16,17 @@ use fsocket_sys::{self as sys, Errno};
 
 const IP_LOCAL_PORT_RANGE: i32 = 51;
 
-/// This kernel knows no port range of a socket.
+/// The kernel has no port range for single sockets.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// [`choose`] for a socket of which nothing is known here, because shared memory
-/// is switched off: it is asked.
+/// [`choose`] for a socket that the library does not track, because shared memory is switched
+/// off. The state of the socket is read from the kernel.
 ///
 /// # Safety
 /// `addr` is readable for `len` bytes.
 pub unsafe fn choose_unknown(fd: i32, addr: *const libc::sockaddr, len: u32) {
-    // Else the socket was known, and this is not its first `connect`.
+    // (If the library is on, this socket was tracked before, and this is not its first
+    // `connect`.)
     if process::enabled() || !zone::enabled() || ctl::registry().is_none() || active().is_none() {
         return;
     }
@@ -38,16 +39,16 @@ pub unsafe fn choose_unknown(fd: i32, addr: *const libc::sockaddr, len: u32) {
     }
 }
 
-/// Lets the socket, which is about to be connected by the kernel, take a port of
-/// this CPU's slice. Whatever stands against it, the connection takes any port.
+/// Called before the kernel connects the socket: limits its source port to this CPU's slice. If
+/// that is impossible, the connection takes any port.
 pub fn choose(fd: i32, d: &Desc, dst: &Addr) {
     take(fd, dst, d.kind() == Kind::Bound, d.placeholder().is_changed());
 }
 
-/// `bound`: it may have a port already; `touched`: it may have options.
+/// `bound`: the socket may have a port already; `touched`: the program may have set options.
 fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
     let Some(reg) = active() else { return };
-    // Loopback has no device that is steered.
+    // The loopback device is never steered.
     if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) {
         return;
     }
@@ -58,11 +59,10 @@ fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
     if touched && sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut own).is_ok() && own != [0; 4] {
         return;
     }
-    // One more than the CPU, or 0.
+    // The CPU's number plus one, or 0.
     let (Some(cpu), Ok(netns)) = (sys::cpu::current().checked_sub(1), route::netns(fd)) else { return };
     let Some((low, high)) = range(reg, netns, cpu) else { return };
-    // The counters must get to the monitor, also where all that this process
-    // does goes over the kernel.
+    // The arena makes the monitor see the counter, even if this process uses only the kernel.
     let _ = socks::arena();
     match sys::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &value(low, high)) {
         Ok(()) => stats::count(Counter::ConnectSlice),
@@ -73,8 +73,8 @@ fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
     }
 }
 
-/// The kernel's `connect` has failed. True: it was for want of a port in our
-/// slice, the socket may now take any, and it is worth another try.
+/// Called when the kernel's `connect` has failed. True: no port of the slice was free. The socket
+/// may now take any port, so the caller should try once more.
 pub fn widen(fd: i32) -> bool {
     let Some(reg) = active() else { return false };
     let saved = sys::errno::Saved::errno();
@@ -82,7 +82,7 @@ pub fn widen(fd: i32) -> bool {
         return false;
     }
     let Ok(netns) = route::netns(fd) else { return false };
-    // A range that the application has set itself is not ours to widen.
+    // A port range that the program itself has set must stay.
     let ours = |value: [u8; 4]| {
         (0..SLICE_CPUS as u32).any(|cpu| range(reg, netns, cpu).is_some_and(|r| self::value(r.0, r.1) == value))
     };
@@ -97,13 +97,13 @@ pub fn widen(fd: i32) -> bool {
     true
 }
 
-/// The registry, while there are slices anywhere.
+/// The registry, if any network namespace has slices.
 #[inline]
 fn active() -> Option<&'static Registry> {
     registry::mapped().filter(|reg| route::volatile(&reg.sliced) != 0)
 }
 
-/// As the option takes it: low in the lower half.
+/// The option's value: the low port is in the lower half.
 fn value(low: u16, high: u16) -> [u8; 4] {
     (u32::from(low) | u32::from(high) << 16).to_ne_bytes()
 }
@@ -116,7 +116,7 @@ fn range(reg: &Registry, netns: u64, cpu: u32) -> Option<(u16, u16)> {
     let slice = u32::from(route::volatile(slices.by_cpu.get(cpu as usize)?)).checked_sub(1)?;
     let (first, ports) = (route::volatile(&slices.first), route::volatile(&slices.ports));
     fence(Ordering::Acquire);
-    // Being changed: this connection goes without.
+    // The monitor is changing the slices, so this connection takes any port.
     if generation & 1 != 0 || reg.generation.load(Ordering::Relaxed) != generation || ports == 0 {
         return None;
     }

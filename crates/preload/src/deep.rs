@@ -1,9 +1,10 @@
-//! Libraries loaded with `RTLD_DEEPBIND` (PHP's extensions) look for a function in their own
-//! dependencies before they look where ours are, and would call libc past us, also for connections
-//! that the program has made through us. What they have found in libc is set to ours.
+//! Handles libraries that are loaded with `RTLD_DEEPBIND`, as PHP loads its extensions.
 //!
-//! PHP needs it: it loads each extension so, and `ftp` reads by its own `recv` what the program has connected (51 tests of
-//! `ext/ftp` failed without).
+//! Such a library finds libc's functions in its own dependencies first. So it would call libc
+//! directly, on connections that the program has made through the hooks. After `dlopen` this
+//! module replaces each such address by the address of the hook. (Without it, 51 tests of PHP's
+//! `ext/ftp` fail.) The module changes a word only if it holds the address of libc's function with
+//! that name.
 
 use crate::table::{hooks, variadic_hooks};
 use crate::{home, real};
@@ -11,7 +12,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::*;
 
-/// A line of the loader's symbol table and one of its list of relocations (ELF-64).
+/// An entry of the loader's symbol table, and one of its relocations (ELF-64).
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -27,7 +28,7 @@ struct Relocation {
     info: u64,
     addend: i64,
 }
-/// The beginning of the loader's `struct link_map` (link.h).
+/// The first members of the loader's `struct link_map` (link.h).
 #[repr(C)]
 struct LinkMap {
     addr: usize,
@@ -35,22 +36,17 @@ struct LinkMap {
     dynamic: *const [usize; 2],
 }
 
-// Tags of the dynamic section, and relocations that take an address as it is (elf.h).
+// Tags of the dynamic section, and kinds of relocations whose value is a plain address (elf.h).
 const DT_PLTRELSZ: usize = 2;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_RELA: usize = 7;
 const DT_RELASZ: usize = 8;
 const DT_JMPREL: usize = 23;
-#[cfg(target_arch = "x86_64")]
-const KINDS: Kinds = Kinds { lazy: 7, others: [6, 1] };
-#[cfg(target_arch = "aarch64")]
-const KINDS: Kinds = Kinds { lazy: 1026, others: [1025, 257] };
-struct Kinds {
-    /// Leads into the library itself until the first call.
-    lazy: u32,
-    others: [u32; 2],
-}
+/// A relocation with lazy binding: until the first call, the word has the address of a stub in the
+/// same library.
+const LAZY: u32 = 7;
+const OTHERS: [u32; 2] = [6, 1];
 
 macro_rules! names {
     ($($family:ident($($property:ident),*) $what:literal
@@ -67,7 +63,7 @@ macro_rules! more_names {
 }
 variadic_hooks!(more_names);
 
-/// One function: where it is found by everybody, and what that calls.
+/// A function: the exported address (the hook), and the address in libc that the hook calls.
 #[derive(Clone, Copy)]
 struct Function {
     name: &'static CStr,
@@ -76,21 +72,22 @@ struct Function {
 }
 const COUNT: usize = NAMES.len() + MORE.len();
 
-/// Does `dlopen` with these arguments need `load`? A name that the loader searches for, it searches
-/// for on behalf of who calls it: that must stay the program.
+/// Must a `dlopen` with these arguments go through [`load`]? (The loader searches a plain name
+/// relative to its caller, which must then stay the program.)
 pub fn wanted(file: *const c_char, flags: c_int) -> bool {
     if flags & RTLD_DEEPBIND == 0 || file.is_null() {
         return false;
     }
-    // SAFETY: dlopen's argument is a string.
+    // SAFETY: the argument of dlopen is null or a string, and not null here.
     let path = unsafe { CStr::from_ptr(file) }.to_bytes();
     path.contains(&b'/') && !path.contains(&b'$')
 }
 
-/// `dlopen`, and what it has bound past us comes to us.
+/// Calls `dlopen`, and then binds to the hooks what the loader has bound to libc directly.
 pub extern "C" fn load(file: *const c_char, flags: c_int) -> *mut c_void {
     let real = real::address(c"dlopen");
-    // SAFETY: libc's function of that name; the arguments are the caller's.
+    // SAFETY: libc's function of that name has this type. The program has called it with these
+    // arguments.
     unsafe {
         let handle = core::mem::transmute::<*const c_void, extern "C" fn(*const c_char, c_int) -> *mut c_void>(real)(
             file, flags,
@@ -98,7 +95,8 @@ pub extern "C" fn load(file: *const c_char, flags: c_int) -> *mut c_void {
         if !handle.is_null() {
             let _errno = fsocket_sys::errno::Saved::errno();
             bind(handle);
-            // A dlsym that found nothing is not the program's.
+            // A failed dlsym leaves a message for dlerror(3). This call removes the message, to
+            // hide it from the program.
             dlerror();
         }
         handle
@@ -106,10 +104,10 @@ pub extern "C" fn load(file: *const c_char, flags: c_int) -> *mut c_void {
 }
 
 /// # Safety
-/// A handle that dlopen has just returned.
+/// `handle` is one that dlopen has just returned.
 unsafe fn bind(handle: *mut c_void) {
     let mut map: *const LinkMap = core::ptr::null();
-    // SAFETY: the loader writes one pointer.
+    // SAFETY: the handle is valid, and the loader writes one pointer to `map`.
     if unsafe { dlinfo(handle, RTLD_DI_LINKMAP, (&raw mut map).cast()) } != 0 || map.is_null() {
         return;
     }
@@ -118,28 +116,30 @@ unsafe fn bind(handle: *mut c_void) {
     for (i, name) in NAMES.iter().chain(MORE).enumerate() {
         let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { continue };
         let (ours, libcs) = addresses(i, name);
-        // What finds neither is bound by another rule, or has a function of its own.
-        // SAFETY: a live handle, a NUL-terminated name.
+        // In all other cases the library does not find libc's function, or defines the function
+        // itself.
+        // SAFETY: the handle is valid, and the name is NUL-terminated.
         if ours != 0 && libcs != 0 && unsafe { dlsym(handle, name.as_ptr()) } as usize == libcs {
             functions[n] = Function { name, ours, libcs };
             n += 1;
         }
     }
-    // SAFETY: a live handle's.
+    // SAFETY: the loader keeps the link map while the library is loaded.
     let dynamic = unsafe { (*map).dynamic };
     let mut walk = Walk { from: dynamic, there: false, functions: &functions[..n] };
-    // SAFETY: the callback gets what it is made for.
+    // SAFETY: `each` expects a `Walk`, which lives until the call returns.
     unsafe { dl_iterate_phdr(Some(each), (&raw mut walk).cast()) };
 }
 
-/// Where a name leads a library that is loaded as usual, if to us; and what we call. Looked up once.
+/// For a name that leads to a hook in an ordinary library: the address of the hook, and of the
+/// function that it calls. Looked up once.
 fn addresses(i: usize, name: &CStr) -> (usize, usize) {
     static KNOWN: [[AtomicUsize; 2]; COUNT] = [const { [AtomicUsize::new(0), AtomicUsize::new(0)] }; COUNT];
     let [ours, libcs] = &KNOWN[i];
     if libcs.load(Ordering::Acquire) == 0 {
         let (everybodys, next) = (real::object(name), real::address(name));
         ours.store(if is_ours(everybodys) { everybodys as usize } else { 0 }, Ordering::Release);
-        // No function has the address 1.
+        // 1 is not the address of a function: it marks that the lookup is done.
         libcs.store((next as usize).max(1), Ordering::Release);
     }
     (ours.load(Ordering::Acquire), libcs.load(Ordering::Acquire))
@@ -150,25 +150,27 @@ fn is_ours(p: *const c_void) -> bool {
 }
 
 struct Walk<'a> {
-    /// The library that was loaded; its own dependencies come behind it in the loader's list.
+    /// The dynamic section of the library that was loaded. Its dependencies follow in the loader's
+    /// list.
     from: *const [usize; 2],
     there: bool,
     functions: &'a [Function],
 }
 
-/// A loaded library, as far as it matters here.
+/// The parts of a loaded library that this module reads.
 #[derive(Default)]
 struct Library {
     base: usize,
     end: usize,
-    /// Made read-only once it was bound.
+    /// The range that the loader has made read-only after binding (RELRO).
     sealed: [usize; 2],
     strings: usize,
     symbols: usize,
 }
 
 unsafe extern "C" fn each(info: *mut dl_phdr_info, _: size_t, walk: *mut c_void) -> c_int {
-    // SAFETY: the loader's structures, which it keeps as they are during this call.
+    // SAFETY: the loader passes valid structures, and does not change them during this call.
+    // `walk` is the `Walk` of `bind`.
     unsafe {
         let walk = &mut *walk.cast::<Walk>();
         let info = &*info;
@@ -191,7 +193,8 @@ unsafe extern "C" fn each(info: *mut dl_phdr_info, _: size_t, walk: *mut c_void)
         let (mut plt, mut rela) = ([0; 2], [0; 2]);
         while (*dynamic)[0] != 0 {
             let [tag, value] = *dynamic;
-            // The loader has made addresses of most, but not where it may not write.
+            // The loader has replaced most offsets by addresses, but not those in memory that it
+            // cannot write.
             let at = if value < base { base + value } else { value };
             match tag {
                 DT_STRTAB => l.strings = at,
@@ -218,13 +221,13 @@ unsafe extern "C" fn each(info: *mut dl_phdr_info, _: size_t, walk: *mut c_void)
 
 impl Library {
     /// # Safety
-    /// A relocation of this library, which has been relocated.
+    /// `r` is a relocation of this library, and the loader has processed it.
     unsafe fn relocation(&self, r: &Relocation, functions: &[Function]) {
         let kind = r.info as u32;
-        if r.addend != 0 || (kind != KINDS.lazy && !KINDS.others.contains(&kind)) {
+        if r.addend != 0 || (kind != LAZY && !OTHERS.contains(&kind)) {
             return;
         }
-        // SAFETY: the loader has followed the same numbers.
+        // SAFETY: the loader has used the same indices and offsets to process this relocation.
         unsafe {
             let symbol = &*(self.symbols as *const Symbol).add((r.info >> 32) as usize);
             let name = CStr::from_ptr((self.strings + symbol.name as usize) as *const c_char);
@@ -234,7 +237,7 @@ impl Library {
                 return;
             }
             let now = (*slot).load(Ordering::Relaxed);
-            let unbound = kind == KINDS.lazy && symbol.section == 0 && (self.base..self.end).contains(&now);
+            let unbound = kind == LAZY && symbol.section == 0 && (self.base..self.end).contains(&now);
             if now == f.libcs || unbound {
                 self.write(&*slot, f.ours);
             }
@@ -242,9 +245,10 @@ impl Library {
     }
 
     /// # Safety
-    /// A word of this library's that is writable or was sealed.
+    /// `slot` is a word of this library that is writable, or lies in its RELRO range.
     unsafe fn write(&self, slot: &AtomicUsize, to: usize) {
-        // SAFETY: of the page that the word lies on, nothing changes but whether it can be written.
+        // SAFETY: the page belongs to this loaded library. Only this word changes, and the
+        // protection is restored.
         unsafe {
             let size = fsocket_sys::page_size();
             let page = (slot as *const AtomicUsize as usize) & !(size - 1);

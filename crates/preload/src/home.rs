@@ -1,4 +1,4 @@
-//! Which loaded program or library an address lies in.
+//! Finds the loaded program or library that contains an address.
 
 use core::ffi::CStr;
 use libc::{c_int, c_void, dl_iterate_phdr, dl_phdr_info, PT_LOAD};
@@ -6,14 +6,15 @@ use libc::{c_int, c_void, dl_iterate_phdr, dl_phdr_info, PT_LOAD};
 /// A loaded object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Home {
-    /// Where it was loaded.
+    /// The address at which it was loaded.
     pub base: usize,
-    /// The loader's path of it; lives as long as the object is loaded. Empty for the program.
+    /// The loader's path of the object. It is valid while the object is loaded, and empty for the
+    /// program itself.
     pub name: &'static CStr,
 }
 
-/// The object that `p` lies in. (`dladdr` also looks for the nearest symbol, in all symbols of that
-/// object: a twentieth of the time that a small program takes to start.)
+/// The object that contains `p`. (`dladdr` would also search all symbols of the object for the
+/// nearest one. That would take a twentieth of the start time of a small program.)
 #[link_section = ".text.fsocket_start"]
 pub fn of(p: *const c_void) -> Option<Home> {
     struct Search {
@@ -22,10 +23,11 @@ pub fn of(p: *const c_void) -> Option<Home> {
     }
     #[link_section = ".text.fsocket_start"]
     unsafe extern "C" fn each(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of an object, with that many headers, and what was passed below.
+        // SAFETY: the loader passes a valid description, and `search` is the `Search` below.
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
         let base = info.dlpi_addr as usize;
-        // SAFETY: the loader says how many headers there are, and keeps them during the call.
+        // SAFETY: the loader passes the address and the number of headers, and keeps them during
+        // the call.
         let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let is_there = |at: usize| {
             let mut parts = headers.iter().filter(|h| h.p_type == PT_LOAD);
@@ -36,14 +38,14 @@ pub fn of(p: *const c_void) -> Option<Home> {
         }
         let name = match info.dlpi_name.is_null() {
             true => c"",
-            // SAFETY: the loader's string.
+            // SAFETY: the loader's name is a NUL-terminated string.
             false => unsafe { CStr::from_ptr(info.dlpi_name) },
         };
         search.found = Some(Home { base, name });
         1
     }
     let mut search = Search { at: p as usize, found: None };
-    // SAFETY: the callback gets what it is made for, and is called before this returns.
+    // SAFETY: `each` expects a `Search`, and is only called before this call returns.
     unsafe { dl_iterate_phdr(Some(each), (&raw mut search).cast()) };
     search.found
 }

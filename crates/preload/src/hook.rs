@@ -1,22 +1,22 @@
-//! What the table says of a hook, known when the library is compiled.
+//! Properties of a hook, as constants. The compiler removes the guards that a hook does not need.
 
-/// What a hook does in a program in which the library has not begun (ADR 62).
+/// The action of a hook in a program where the library has not started (ADR 62).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asleep {
-    /// It calls libc's function and does nothing else.
+    /// The hook only calls libc's function.
     Passes,
-    /// It begins the library first.
+    /// The hook starts the library first.
     Wakes,
-    /// It does what it always does, and leaves the library asleep.
+    /// The hook does its usual work, without starting the library.
     Runs,
 }
 
-/// What ends a call that sleeps, when a handler with `SA_RESTART` has run.
+/// The effect on a sleeping call after a signal handler with `SA_RESTART` has run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterSignal {
-    /// The call does not sleep for the sake of a socket.
+    /// The call does not sleep on a socket.
     NoSleep,
-    /// The call goes on, unless the socket has a time-out.
+    /// The call continues, unless the socket has a timeout.
     GoesOn,
     /// The call fails with `EINTR`.
     Fails,
@@ -25,23 +25,26 @@ pub enum AfterSignal {
 /// Properties of a hook.
 #[derive(Clone, Copy, Debug)]
 pub struct Hook {
-    /// A cancellation point of glibc: libc's function unwinds a cancelled thread through the frame of the hook.
+    /// The function is a cancellation point of glibc: libc's function unwinds a cancelled thread
+    /// through the frame of the hook.
     pub point: bool,
-    /// The body catches panics itself: around what is unwound by cancellation nothing may be caught, and around
-    /// a fast path nothing should be.
+    /// The body catches panics itself. No catch is allowed around a frame that cancellation
+    /// unwinds, and none is wanted around a fast path.
     pub catches: bool,
-    /// It sets the type of cancellation, which the other hooks have to find as the program set it.
+    /// The hook changes the cancellation type, so the guard must not change it, too.
     pub sets_type: bool,
     pub asleep: Asleep,
-    #[allow(dead_code)] // (Of docs/hooks.md and the tests.)
+    #[allow(dead_code)] // for docs/hooks.md and the tests
     pub after_signal: AfterSignal,
-    /// Its first argument is a descriptor, through which it transfers bytes or asks about a connection.
+    /// The first argument is a descriptor, and the call transfers bytes or asks about a
+    /// connection.
     pub names_one: bool,
-    /// A shell's child calls it: libc's function is looked up before the fork.
+    /// The child of a shell calls this function, so libc's function is looked up before the fork.
     pub shell: bool,
-    /// A child that serves a connection calls it: likewise.
+    /// A child that serves a connection calls this function, so libc's function is looked up
+    /// before the fork.
     pub child: bool,
-    /// Of the calls of the family that sleep.
+    /// The value of `after_signal` for calls of this family that sleep.
     interrupted: AfterSignal,
 }
 
@@ -57,7 +60,7 @@ const PLAIN: Hook = Hook {
     interrupted: AfterSignal::NoSleep,
 };
 
-/// Families: what hooks of each have in common.
+/// Families of hooks, with the properties that all hooks of a family have.
 impl Hook {
     pub const fn sockets() -> Hook {
         Hook { names_one: true, interrupted: AfterSignal::GoesOn, ..PLAIN }
@@ -88,12 +91,12 @@ impl Hook {
     }
 }
 
-/// Properties, as the table names them.
+/// Properties, with the names that the table uses.
 impl Hook {
     pub const fn point(self) -> Hook {
         Hook { point: true, catches: true, after_signal: self.interrupted, ..self }
     }
-    /// It sleeps for the sake of a socket, and is no cancellation point.
+    /// The hook sleeps on a socket, and is no cancellation point.
     pub const fn sleeps(self) -> Hook {
         Hook { after_signal: self.interrupted, ..self }
     }

@@ -1,4 +1,5 @@
-//! Exported functions, by family.
+//! The exported functions, by family. The macro here puts guards around each body: for a library
+//! that has not started, for lent memory, cancellation and panics.
 
 mod answer;
 mod borrower;
@@ -24,13 +25,13 @@ use fsocket_runtime::{lent, process as state};
 use fsocket_shm::cancel;
 use libc::*;
 
-/// The body of a hook: written by hand, or made of what the table says.
+/// The body of a hook: written by hand, or made from the table.
 macro_rules! body {
     ($family:ident $name:ident($($arg:ident),*)) => { $family::$name($($arg),*) };
     ($family:ident $name:ident($($arg:ident),*) $how:ident) => { passed::$name($($arg),*) };
 }
 
-/// The call of a hook in a child that runs in its parent's memory.
+/// The action of a hook in a child that runs in its parent's memory.
 macro_rules! lent {
     ($hook:ident $family:ident $name:ident($($arg:ident),*) [own] $($how:ident)?) => { borrower::$name($($arg),*) };
     ($hook:ident $family:ident $name:ident($($arg:ident),*) [same] $($how:ident)?) => {
@@ -52,34 +53,34 @@ macro_rules! export {
         $(
             #[no_mangle]
             pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-                // A cancelled thread is unwound out of libc's function through this
-                // frame, or from here: nothing is to be cleaned up in it.
+                // libc's function, or this line, may unwind a cancelled thread through this frame.
+                // So nothing in the frame may need cleanup.
                 const HOOK: Hook = Hook::$family()$(.$property())*;
-                // No panic crosses the boundary: a bug in us fails one call.
+                // No panic leaves the hook: a bug in the library fails only one call.
                 #[inline(always)]
                 unsafe fn call($($arg: $ty),*) -> $ret {
                     match const { HOOK.catches } {
-                        // SAFETY: the body has the contract of libc's function, which the program has called with these
+                        // SAFETY: the program has called libc's function of this name with these
                         // arguments.
                         true => unsafe { body!($family $name($($arg),*) $($how)?) },
-                        // SAFETY: the program's arguments for the body, as above.
+                        // SAFETY: the program has called libc's function of this name with these arguments.
                         false => guarded(|| unsafe { body!($family $name($($arg),*) $($how)?) }),
                     }
                 }
-                // In a program that cancels threads.
+                // Used in a program that cancels threads.
                 #[cold]
                 #[inline(never)]
                 unsafe fn carefully($($arg: $ty),*) -> $ret {
                     let kind = threads::enter(const { HOOK.point });
-                    // SAFETY: the program's arguments, as in `call`.
+                    // SAFETY: the program has called libc's function of this name with these arguments.
                     let r = unsafe { call($($arg),*) };
                     if let Some(kind) = kind {
                         threads::leave(kind);
                     }
                     r
                 }
-                // A function of its own: what lies around the call there would cost others a tenth of a send
-                // of 8 bytes.
+                // A separate function: the registers that must be saved around this call would
+                // otherwise cost every call, a tenth of a send of 8 bytes.
                 #[cold]
                 #[inline(never)]
                 unsafe fn unusual($($arg: $ty),*) -> $ret {
@@ -90,7 +91,7 @@ macro_rules! export {
                             Asleep::Runs => {}
                         }
                     }
-                    // SAFETY: the program's arguments, to functions with the contract of this one.
+                    // SAFETY: the program has called libc's function of this name with these arguments.
                     unsafe {
                         if lent::is_borrower() {
                             return borrowed($($arg),*);
@@ -101,22 +102,21 @@ macro_rules! export {
                         }
                     }
                 }
-                // In a child that runs in its parent's memory.
+                // Used in a child that runs in its parent's memory.
                 #[cold]
                 #[inline(never)]
                 #[allow(clippy::unnecessary_cast)]
                 unsafe fn borrowed($($arg: $ty),*) -> $ret {
-                    // SAFETY: the program's arguments, as in `call`.
+                    // SAFETY: the program has called libc's function of this name with these arguments.
                     unsafe { lent!(HOOK $family $name($($arg),*) [$($lent)?] $($how)?) }
                 }
                 #[cold]
                 #[inline(never)]
                 unsafe fn again($($arg: $ty),*) -> $ret {
-                    // SAFETY: the program's arguments, as in `call`.
+                    // SAFETY: the program has called libc's function of this name with these arguments.
                     unsafe { call($($arg),*) }
                 }
-                // SAFETY: the program has called libc's function of this name with these arguments: their contract is
-                // that of all functions here.
+                // SAFETY: the program has called libc's function of this name with these arguments.
                 unsafe {
                     if state::unusual() != 0 {
                         return unusual($($arg),*);

@@ -1,7 +1,9 @@
-//! Before `main`, and the beginning of the library: at the first call that concerns it.
+//! Runs before `main`, and starts the library in the first call that concerns it (ADR 62).
 //!
-//! Most programs open no socket. They pay for the mappings of the library, a look at what they have inherited, and
-//! nothing else: no monitor is greeted, and hooks pass on what they are called for ([`is_asleep`], ADR 62).
+//! Most programs open no socket. They pay only for the mappings of the library and for a check of
+//! inherited descriptors. Until the library starts it is *asleep*: hooks pass their calls on
+//! ([`is_asleep`]), and write nothing to the library's memory. The library starts at most once in
+//! a process.
 
 use crate::{home, musl, summary};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
@@ -17,13 +19,14 @@ use fsocket_zones as zone;
 use fsocket_zones::Pin;
 use libc::{c_char, c_int};
 
-// Some hooks run earlier (constructors of other libraries): until this one has
-// run, everything is passed on to libc.
+// Until this constructor has run, hooks pass everything to libc, because constructors of other
+// libraries may call them earlier.
 #[used]
 #[link_section = ".init_array"]
 static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = init;
 
-// What the C library's start files would define: by its address libc knows whose a destructor of a thread is.
+// The C library's start files would define this symbol. By its address libc knows which library
+// has registered a destructor for a thread.
 core::arch::global_asm!(
     ".pushsection .rodata.fsocket_dso_handle, \"a\"",
     ".hidden __dso_handle",
@@ -32,31 +35,33 @@ core::arch::global_asm!(
     ".popsection"
 );
 
-// The last of the code (layout.ld).
+// Marks the end of the code (layout.ld).
 core::arch::global_asm!(".pushsection .fsocket_end, \"ax\"", ".byte 0", ".popsection");
 
-/// How far it is: one of the values below, or the identity of the thread that begins it.
+/// The state of the library: one of the values below, or the identity of the thread that is
+/// starting it.
 #[link_section = ".data.fsocket_start"]
 static STATE: AtomicU64 = AtomicU64::new(UNBORN);
-/// The constructor has not run.
+/// The constructor has not run yet.
 const UNBORN: u64 = 0;
 const ASLEEP: u64 = 1;
-/// It has begun, or never will.
+/// The library has started, or never will.
 const SETTLED: u64 = 2;
 
 #[link_section = ".text.fsocket_start"]
 extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let _errno = sys::errno::Saved::errno();
     if is_secure() {
-        // (Nothing of the environment is believed: a set-user-ID program was started by somebody else.)
+        // A set-user-ID program was started by another user, so its environment cannot be trusted.
         return STATE.store(SETTLED, Ordering::Release);
     }
     if !musl::recognise() || !musl::at_fork(before, in_parent, in_child) {
         return STATE.store(SETTLED, Ordering::Release);
     }
     let envp = match fsocket_runtime::musl::is_here() {
-        // (It calls constructors without arguments.)
-        // SAFETY: libc's variable, which its loader has set; a copy of the pointer.
+        // musl calls constructors without arguments.
+        // SAFETY: `environ` is libc's variable, which the loader has set; only its value is
+        // copied.
         true => unsafe { environ },
         false => envp,
     };
@@ -73,10 +78,11 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     }
 }
 
-/// Has the kernel given this program more rights than its caller's? (/etc/ld.so.preload loads the library there, too.)
+/// Has the kernel given this program more rights than its caller has? (/etc/ld.so.preload loads
+/// the library there, too.)
 #[link_section = ".text.fsocket_start"]
 fn is_secure() -> bool {
-    // SAFETY: a number.
+    // SAFETY: the call takes a number only.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
@@ -84,10 +90,11 @@ extern "C" {
     static environ: *const *const c_char;
 }
 
-/// How long a thread waits for another one that is beginning, nanoseconds. Its call is the kernel's then.
+/// How long a thread waits for another thread that is starting the library, in nanoseconds. After
+/// that its call goes to the kernel.
 const BEGINNING_FOR: u64 = 1_000_000_000;
 
-/// Before a call that concerns the library.
+/// Starts the library, before a call that concerns it.
 #[cold]
 pub fn wake() {
     if is_asleep() {
@@ -95,7 +102,7 @@ pub fn wake() {
     }
 }
 
-/// Before the program gives up system calls: what has not begun by now never does.
+/// Called before the program gives up system calls: a library that has not started yet never does.
 pub fn never() {
     let _ = STATE.compare_exchange(ASLEEP, SETTLED, Ordering::AcqRel, Ordering::Relaxed);
 }
@@ -103,7 +110,8 @@ pub fn never() {
 #[inline(never)]
 fn begin(successor: Option<&'static [u8]>, inherits: bool) {
     let _errno = sys::errno::Saved::errno();
-    // (A handler would find it half begun, and must not wait for the thread that it has interrupted.)
+    // A signal handler would find the library half started, and must not wait for the thread that
+    // it has interrupted.
     let _held = Held::all();
     let me = sys::cpu::thread_id();
     if is_in_parents_memory() || STATE.compare_exchange(ASLEEP, me, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -114,25 +122,26 @@ fn begin(successor: Option<&'static [u8]>, inherits: bool) {
 }
 
 fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
-    // SAFETY: libc's variable; a copy of the pointer.
+    // SAFETY: `environ` is libc's variable; only its value is copied.
     let now = unsafe { environ };
     let socket = environment::at_start(environment::SOCKET, now);
     let disabled = environment::at_start(environment::DISABLE, now);
     let off = |part: &[u8]| disabled.is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
     let number = |v: &[u8]| core::str::from_utf8(v).ok()?.parse().ok();
     environment::remember(now, library());
-    // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
+    // SAFETY: the names are NUL-terminated. glibc's variables of these names have these types.
     let rseq_offset = unsafe {
         let p = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()) as *const isize;
         let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()) as *const u32;
-        // A size of 0 means that registration failed or was switched off.
+        // A size of 0 means that the registration failed or was switched off.
         if p.is_null() || size.is_null() || *size == 0 {
             None
         } else {
             Some(*p)
         }
     };
-    // (A program's own one may be one that watches: ThreadSanitizer's would call the order of a ring's words a race.)
+    // Uses libc's `memcpy`, because the program's own may be instrumented: ThreadSanitizer's would
+    // report the accesses to a ring as a race.
     if let Some(memcpy) = crate::memory::libcs_memcpy() {
         fsocket_uaccess::copy_by(memcpy);
     }
@@ -153,13 +162,15 @@ fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
     process::awake();
 }
 
-/// glibc's word of whether the process has one thread, since 2.32.
+/// glibc's variable that says whether the process has only one thread (since 2.32).
 fn single_threaded() -> Option<&'static AtomicU8> {
-    // SAFETY: a NUL-terminated name; glibc's symbol is a `char`, which is read and written whole.
+    // SAFETY: the name is NUL-terminated. glibc's variable is a `char`, which is read and written
+    // as a whole.
     unsafe { (libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as *const AtomicU8).as_ref() }
 }
 
-/// Another thread may just be beginning: what this one makes meanwhile would stay the kernel's.
+/// Waits while another thread is starting the library. (Otherwise a socket made meanwhile would
+/// stay in the kernel.)
 #[cold]
 fn await_beginning() {
     let began = sys::now_ns();
@@ -168,11 +179,12 @@ fn await_beginning() {
     }
 }
 
-/// Of the last call that made a child which runs in this process's memory (`vfork`); 0: there was none.
+/// The process that last made a child in its own memory (`vfork`); 0: none.
 #[link_section = ".data.fsocket_start"]
 static LENDER: AtomicI32 = AtomicI32::new(0);
 
-/// This process is about to lend its memory to a child until that executes a program.
+/// Records that this process is about to lend its memory to a child until the child executes a
+/// program.
 pub fn lends_memory() {
     let pid = sys::getpid();
     if LENDER.load(Ordering::Relaxed) != pid {
@@ -180,7 +192,8 @@ pub fn lends_memory() {
     }
 }
 
-/// Is this such a child? What it began would be the parent's, with the child's descriptors.
+/// Does this process run in its parent's memory? Such a child must not start the library: that
+/// would happen in the parent's memory, with the child's descriptors.
 fn is_in_parents_memory() -> bool {
     ![0, sys::getpid()].contains(&LENDER.load(Ordering::Relaxed))
 }
@@ -192,7 +205,7 @@ static FINI: extern "C" fn() = fini;
 #[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
     if lent::is_borrower() {
-        // (`exit` in the child of a `vfork`: the parent goes on.)
+        // `exit` in the child of a `vfork`: the parent continues.
         return;
     }
     if is_asleep() {
@@ -216,12 +229,12 @@ static HAS_FOUND: AtomicBool = AtomicBool::new(false);
 unsafe extern "C" fn before() {
     let _errno = sys::errno::Saved::errno();
     before_fork();
-    // (Beside other threads the loader's lock might be taken.)
+    // With other threads, the loader's lock might be held.
     if !HAS_FOUND_EXEC.load(Ordering::Relaxed) && is_alone() {
         HAS_FOUND_EXEC.store(true, Ordering::Relaxed);
         crate::real::find_for_exec();
     }
-    // (Such children have sockets to serve, over the kernel, too.)
+    // Such children serve sockets, also over the kernel.
     let serves = short_lived::is_for_connection() || !is_asleep() && is_alone();
     if serves && !HAS_FOUND.load(Ordering::Relaxed) {
         HAS_FOUND.store(true, Ordering::Relaxed);
@@ -238,7 +251,8 @@ unsafe extern "C" fn in_child() {
     born();
 }
 
-/// Nothing changes errno while the library is asleep, and libc's way to it is a page fault for the child of a shell.
+/// Saves errno only if the library has started. While asleep it changes no errno, and the access
+/// to errno would cost the child of a shell a page fault.
 #[inline(always)]
 fn unless_asleep() -> Option<sys::errno::Saved> {
     (!is_asleep()).then(sys::errno::Saved::errno)
@@ -252,11 +266,11 @@ fn is_alone() -> bool {
     }
 }
 
-/// The process is about to fork.
+/// Called before a fork.
 #[link_section = ".text.fsocket_start"]
 pub fn before_fork() {
     if STATE.load(Ordering::Relaxed) > SETTLED {
-        // (The child would have half of it.)
+        // Otherwise the child would have a library that is only half started.
         await_beginning();
     }
     if !is_asleep() && !lent::is_borrower() {
@@ -264,7 +278,7 @@ pub fn before_fork() {
     }
 }
 
-/// In the parent.
+/// Called in the parent after a fork.
 #[link_section = ".text.fsocket_start"]
 pub fn after_fork() {
     if !is_asleep() && !lent::is_borrower() {
@@ -272,11 +286,12 @@ pub fn after_fork() {
     }
 }
 
-/// In the child. While the library has not begun nothing is written: each page would be copied.
+/// Called in the child after a fork. While the library is asleep this writes nothing, because the
+/// kernel copies each page that is written.
 #[link_section = ".text.fsocket_start"]
 pub fn born() {
     if lent::is_borrower() {
-        // A child of the child of a `vfork`: it goes on as that one, with memory of its own.
+        // This child was forked by the child of a `vfork`, so it has its own memory.
         return lent::become_child();
     }
     if !is_asleep() {
@@ -286,22 +301,22 @@ pub fn born() {
         LENDER.store(0, Ordering::Relaxed);
     }
     if STATE.load(Ordering::Relaxed) > SETTLED {
-        // The thread that was beginning is not here.
+        // The thread that was starting the library does not exist in the child.
         STATE.store(SETTLED, Ordering::Relaxed);
     }
 }
 
-/// The path under which the loader knows this library.
+/// The path by which the loader knows this library.
 fn library() -> &'static [u8] {
     home::of(init as *const libc::c_void).map_or(b"", |h| h.name.to_bytes())
 }
 
-/// Take a variable out of the environment: it was for us.
+/// Removes the library's own variable from the environment.
 fn forget(envp: *const *const c_char, name: &[u8]) {
     let mut from = envp as *mut *const c_char;
     let mut to = from;
-    // SAFETY: the array that the loader passes is the program's own, writable and
-    // ends with null; nothing else runs yet.
+    // SAFETY: the loader passes the program's own array, which is writable and ends with null. No
+    // other code of the program runs yet.
     unsafe {
         while !(*from).is_null() {
             if !core::ffi::CStr::from_ptr(*from).to_bytes().starts_with(name) {

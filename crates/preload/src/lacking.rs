@@ -1,14 +1,15 @@
-//! Functions that an older libc, or musl, lacks, but the kernel may have: programs reach our hooks by the numbers of these
-//! system calls, too, or find a hook by its name.
+//! Functions that an older libc, or musl, does not have, although the kernel may have the system
+//! call. The hooks of these functions then make the system call.
 
 use core::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use libc::{c_long, epoll_event, iovec, off_t, sigset_t, ssize_t, timespec};
 
-/// The kernel's signal sets, bytes.
+/// Size of the kernel's signal sets in bytes.
 const SIGSET: usize = 8;
 
 fn call(number: c_long, args: [usize; 6]) -> ssize_t {
-    // SAFETY: the functions below pass on the arguments with which the program has called the function of that name.
+    // SAFETY: the functions below pass the arguments with which the program has called the
+    // function of that name.
     match unsafe { fsocket_sys::raw(number, args) } {
         Ok(n) => n as ssize_t,
         Err(e) => {
@@ -18,7 +19,7 @@ fn call(number: c_long, args: [usize; 6]) -> ssize_t {
     }
 }
 
-/// What makes the system call of that name; null: there is none for it.
+/// The function here that makes the system call of that name, or null.
 pub fn by_number(name: &CStr) -> *mut c_void {
     match name.to_bytes() {
         b"close_range" => close_range as *mut c_void,
@@ -61,7 +62,7 @@ unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> 
     call(libc::SYS_pidfd_getfd, [pidfd as usize, target as usize, flags as usize, 0, 0, 0]) as c_int
 }
 
-// (The offset in two halves, the upper of which means nothing with 64 bits.)
+// The offset comes in two halves. On 64 bits the kernel ignores the upper one.
 unsafe extern "C" fn preadv2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
     call(libc::SYS_preadv2, [fd as usize, iov as usize, n as usize, offset as usize, 0, flags as usize])
 }

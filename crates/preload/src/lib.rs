@@ -1,10 +1,11 @@
-//! `libfsocket.so`: the hooks. Each is a few lines; what to do is decided in
-//! `fsocket-lifecycle`, which answers "done" or "let libc do it".
+//! `libfsocket.so`: the hooks, which are the boundary between a program and the library. Each hook
+//! is a few lines. `fsocket-lifecycle` and the crates below it decide, and answer "done" or "let
+//! libc do it".
 //!
-//! There are no thread-local variables, no allocation, and what runs when
-//! the program exits is short.
+//! The hooks use no thread-local variables and no allocator, because programs call them in signal
+//! handlers, between `fork` and `exec`, and inside allocators. No panic leaves a hook.
 
-// The contract of a hook is that of the libc function whose name it has.
+// The safety contract of a hook is that of the libc function with the same name.
 #![allow(clippy::missing_safety_doc)]
 
 #[macro_use]

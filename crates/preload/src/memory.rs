@@ -1,16 +1,16 @@
-//! The C functions that the compiler calls by itself: copies, comparisons, lengths.
+//! The C functions that the compiler itself calls: to copy, compare and measure memory.
 //!
-//! A program or another preloaded library may define `memcpy`. One that watches, counts or allocates must not run inside
-//! the library, which is called in signal handlers and between `fork` and `exec`. So these names are defined in here, for
-//! this library alone. They are short; what a program sends and receives is copied by libc's own `memcpy`
-//! ([`libcs_memcpy`]).
+//! A program or another preloaded library may define its own `memcpy`, for example one that
+//! watches, counts or allocates. Such a function must not run inside the library, which is called
+//! in signal handlers and between `fork` and `exec`. So this module defines these names for the
+//! library alone. They are short. Larger copies, of what a program sends and receives, use libc's
+//! own `memcpy` ([`libcs_memcpy`]).
 
 use crate::home;
 use core::ffi::c_void;
 
-// System V: rdi, rsi, rdx; rax is the result. All others that are used may be changed by a call. The direction flag is
-// clear on entry and must be so on return.
-#[cfg(target_arch = "x86_64")]
+// System V calling convention: arguments in rdi, rsi, rdx, result in rax. A call may change all
+// other registers used here. The direction flag is clear on entry and must be clear on return.
 core::arch::global_asm!(
     ".pushsection .text.fsocket_memory, \"ax\", @progbits",
     ".hidden memcpy, memmove, memset, memcmp, bcmp, strlen",
@@ -21,7 +21,8 @@ core::arch::global_asm!(
     "  sub rcx, rsi",
     "  cmp rcx, rdx",
     "  jb 20f",
-    // Forwards, which is right if `dst` lies before `src`, too: each turn loads before it stores.
+    // Copies forwards. This is also right if `dst` overlaps `src` from below, because each turn
+    // loads before it stores.
     "memcpy:",
     "  mov rax, rdi",
     "  cmp rdx, 16",
@@ -74,7 +75,7 @@ core::arch::global_asm!(
     "  mov [rdi + rdx - 1], r9b",
     "17:",
     "  ret",
-    // Backwards, words first.
+    // Copies backwards, first words, then bytes.
     "20:",
     "  mov rax, rdi",
     "21:",
@@ -164,7 +165,7 @@ core::arch::global_asm!(
     ".popsection",
 );
 
-/// libc's own `memcpy`, which is the fastest on this processor; None: it is not found.
+/// libc's own `memcpy`, which is the fastest for this processor. None: it was not found.
 pub fn libcs_memcpy() -> Option<fsocket_uaccess::Memcpy> {
     let at = crate::real::address(c"memcpy");
     let is_libcs = home::of(at).is_some_and(|h| h.name.to_bytes().ends_with(b"/libc.so.6"));
@@ -172,7 +173,7 @@ pub fn libcs_memcpy() -> Option<fsocket_uaccess::Memcpy> {
     is_libcs.then(|| unsafe { core::mem::transmute::<*const c_void, fsocket_uaccess::Memcpy>(at) })
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
     use core::ffi::{c_int, c_void};
     use core::hint::black_box;
@@ -186,7 +187,7 @@ mod tests {
     }
 
     const ROOM: usize = 5000;
-    /// Lengths around each change of method.
+    /// Lengths around each change of the method.
     fn lengths() -> impl Iterator<Item = usize> {
         (0..80).chain([127, 128, 129, 2030, 2047, 2048, 2049, 3000])
     }
@@ -208,13 +209,13 @@ mod tests {
                 let moved: Vec<u8> = (0..n).map(|i| expected[from + i]).collect();
                 (0..n).for_each(|i| expected[to + i] = moved[i]);
                 let base = black_box(ours.as_mut_ptr());
-                // SAFETY: both ranges lie in the vector.
+                // SAFETY: both ranges are inside the vector.
                 let r = unsafe { memmove(base.add(to).cast(), base.add(from).cast(), black_box(n)) };
                 assert!(r == base.wrapping_add(to).cast() && ours == expected, "memmove of {n} from {from} to {to}");
                 if from.abs_diff(to) >= n {
                     let mut ours = noise();
                     let base = black_box(ours.as_mut_ptr());
-                    // SAFETY: `n` bytes inside the vector at both places, which do not overlap.
+                    // SAFETY: both ranges of `n` bytes are inside the vector and do not overlap.
                     let r = unsafe { memcpy(base.add(to).cast(), base.add(from).cast(), black_box(n)) };
                     assert!(r == base.wrapping_add(to).cast() && ours == expected, "memcpy of {n} from {from} to {to}");
                 }
@@ -227,11 +228,11 @@ mod tests {
         for n in lengths() {
             let mut a = noise();
             let base = black_box(a.as_mut_ptr());
-            // SAFETY: inside the vector.
+            // SAFETY: the range is inside the vector.
             unsafe { memset(base.add(5).cast(), 0x1ab, n) };
             assert!(a[5..5 + n].iter().all(|b| *b == 0xab) && a[..5] == noise()[..5] && a[5 + n..] == noise()[5 + n..]);
             let b = a.clone();
-            // SAFETY: inside the vectors.
+            // SAFETY: the ranges are inside the vectors.
             let compare = |a: &[u8], b: &[u8]| unsafe { memcmp(a.as_ptr().cast(), b.as_ptr().cast(), black_box(n)) };
             assert_eq!(compare(&a, &b), 0);
             for at in [0, n / 2, n.saturating_sub(1)].into_iter().filter(|at| *at < n) {
@@ -241,7 +242,7 @@ mod tests {
             }
             a[..n].fill(1);
             a[n] = 0;
-            // SAFETY: a string that ends.
+            // SAFETY: the string is NUL-terminated.
             assert_eq!(unsafe { strlen(black_box(a.as_ptr()).cast()) }, n);
         }
     }

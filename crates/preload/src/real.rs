@@ -1,18 +1,21 @@
-//! The functions we stand in front of, looked up on first use.
+//! libc's functions behind the hooks, looked up at first use. Each address is that of the next
+//! definition after the hook, so functions of other preloaded libraries are called, too.
 
 use crate::hook::Hook;
 use crate::table::hooks;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::*;
 
-/// Address of the next definition of a symbol after ours.
+/// The address of the next definition of a symbol after this library's.
 #[cold]
 fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
-    // SAFETY: a NUL-terminated name.
+    // SAFETY: the name is NUL-terminated.
     let mut p = unsafe { dlsym(RTLD_NEXT, name.as_ptr()) };
     if p.is_null() && name.to_bytes().starts_with(b"io_uring") {
-        // Loaded by a plug-in for itself: only its handle leads there.
-        // SAFETY: NUL-terminated names; nothing is loaded that is not there.
+        // A plug-in may have loaded the function only for itself. Then only the handle of libc
+        // leads to the function.
+        // SAFETY: the names are NUL-terminated, and no library is loaded that is not there
+        // already.
         unsafe {
             let library = dlopen(c"liburing.so.2".as_ptr(), RTLD_LAZY | RTLD_NOLOAD);
             if !library.is_null() {
@@ -30,13 +33,13 @@ fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
 /// Calls libc's function from the hook of that name: `real!(close(fd))`.
 macro_rules! real {
     ($name:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: the arguments are those with which the program has called the function of that name, or mean the same; the
-        // program vouches for them as it would without the library.
+        // SAFETY: the arguments are those with which the program has called the function of that
+        // name, or mean the same.
         unsafe { $crate::real::$name($($arg),*) }
     };
 }
 
-/// The name of a function, for the loader.
+/// The name of a function as a C string.
 macro_rules! c_name {
     ($name:ident) => {
         const {
@@ -53,7 +56,7 @@ macro_rules! resolve {
     ($($family:ident($($property:ident),*) $what:literal
         fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
         $(= $how:ident($($code:tt)*))?;)*) => {
-        /// Places of the addresses.
+        /// The addresses that were looked up.
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
         #[derive(Clone, Copy)]
         enum Place { $($name,)* Count }
@@ -61,7 +64,7 @@ macro_rules! resolve {
         static CACHES: [AtomicPtr<c_void>; Place::Count as usize] =
             [const { AtomicPtr::new(core::ptr::null_mut()) }; Place::Count as usize];
         $(
-            // A few hooks replace the real function altogether.
+            // A few hooks replace the real function completely.
             #[allow(non_snake_case, dead_code)]
             pub unsafe fn $name($($arg: $ty),*) -> $ret {
                 let cache = &CACHES[Place::$name as usize];
@@ -72,12 +75,13 @@ macro_rules! resolve {
                         return Missing::missing();
                     }
                 }
-                // SAFETY: libc's function of this name has this signature; the caller vouches for the arguments.
+                // SAFETY: libc's function of this name has this signature, and gets the arguments
+                // of the program's call.
                 unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(p)($($arg),*) }
             }
         )*
 
-        /// Looks up what a shell's child calls, as [`find_for_children`] does.
+        /// Looks up the functions that the child of a shell calls; see [`find_for_children`].
         #[cold]
         pub fn find_for_exec() {
             $(if const { Hook::$family()$(.$property())*.shell } {
@@ -85,8 +89,8 @@ macro_rules! resolve {
             })*
         }
 
-        /// Looks up what a child calls that serves a connection. Each child would do so itself else: that
-        /// touches the symbol tables of all libraries, a dozen pages.
+        /// Looks up the functions that a child calls to serve a connection. Otherwise each child
+        /// would do that itself, and touch the symbol tables of all libraries: a dozen pages.
         #[cold]
         pub fn find_for_children() {
             $(if const { Hook::$family()$(.$property())*.child } {
@@ -104,10 +108,10 @@ fn find(place: Place, name: &core::ffi::CStr) {
     }
 }
 
-/// libc's, of which ours is written in instructions.
+/// libc's `syscall`. (The hook of that name is written in assembly.)
 ///
 /// # Safety
-/// As syscall(2).
+/// As for syscall(2).
 pub unsafe fn syscall(
     number: c_long,
     a: c_ulong,
@@ -124,13 +128,14 @@ pub unsafe fn syscall(
     if p.is_null() {
         p = lookup(&CACHE, c"syscall");
     }
-    // SAFETY: every libc has it, with this signature; the caller's arguments.
+    // SAFETY: every libc has this function with this signature, and the kernel checks the
+    // arguments.
     unsafe { core::mem::transmute::<*mut c_void, Syscall>(p)(number, a, b, c, d, e, f) }
 }
 
-/// Address of libc's function of that name; null: there is none.
+/// The address of libc's function of that name; null: there is none.
 pub fn address(name: &core::ffi::CStr) -> *const c_void {
-    // SAFETY: a NUL-terminated name.
+    // SAFETY: the name is NUL-terminated.
     unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
 }
 extern "C" fn missing() -> c_int {
@@ -138,7 +143,7 @@ extern "C" fn missing() -> c_int {
     -1
 }
 
-/// Where a hook jumps to that is libc's function.
+/// The address of libc's function, to which a hook jumps.
 pub fn target(name: &core::ffi::CStr) -> *const c_void {
     match address(name) {
         p if p.is_null() => missing as *const c_void,
@@ -146,13 +151,13 @@ pub fn target(name: &core::ffi::CStr) -> *const c_void {
     }
 }
 
-/// Address of a variable of libc; null: there is none.
+/// The address of a variable of libc; null: there is none.
 pub fn object(name: &core::ffi::CStr) -> *const c_void {
-    // SAFETY: a NUL-terminated name.
+    // SAFETY: the name is NUL-terminated.
     unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// The libc here is too old to have the function.
+/// Used when this libc is too old to have the function: fails with ENOSYS.
 trait Missing {
     fn missing() -> Self;
 }

@@ -1,4 +1,5 @@
-//! `fastsocket run --summary`: one line at the end of the program.
+//! `fastsocket run --summary`: prints one line when the program ends. The line goes to the file
+//! that was standard error at the start, or nowhere.
 
 use core::fmt::Write;
 use core::mem::MaybeUninit;
@@ -8,13 +9,14 @@ use fsocket_runtime::stats;
 use fsocket_sys as sys;
 
 const STDERR: i32 = 2;
-/// The process that `run` became, which prints in any case; 0: nothing is printed.
+/// The process that `fastsocket run` has become. Only it always prints. 0: no process prints.
 #[link_section = ".data.fsocket_start"]
 static OF: AtomicI32 = AtomicI32::new(0);
-/// What standard error was at the start: programs close it, and give its number to a socket.
+/// The file that standard error was at the start. Programs may close standard error, and a socket
+/// may get its number.
 static PLACE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// `pid`: from the environment.
+/// `pid`: the value in the environment.
 pub fn begin(pid: &[u8]) {
     let pid = core::str::from_utf8(pid).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     if let Some(place) = stderr().filter(|_| pid > 0) {
@@ -23,7 +25,7 @@ pub fn begin(pid: &[u8]) {
     }
 }
 
-/// Device and inode. `None`: it is closed, or a socket.
+/// Device and inode of standard error. None: it is closed, or a socket.
 fn stderr() -> Option<[u64; 2]> {
     let mut st = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call fills the structure, or fails.
@@ -34,15 +36,15 @@ fn stderr() -> Option<[u64; 2]> {
     (st.st_mode & libc::S_IFMT != libc::S_IFSOCK).then_some([st.st_dev, st.st_ino])
 }
 
-/// Is a line to be printed at the end?
+/// Must a line be printed when the program ends?
 #[inline]
 pub fn is_wanted() -> bool {
     OF.load(Ordering::Relaxed) != 0
 }
 
-/// The program ends.
+/// Prints the line, when the program ends.
 pub fn print() {
-    // (Once, also where a handler ends the program meanwhile.)
+    // Printed once, even if a signal handler ends the program meanwhile.
     let of = OF.swap(0, Ordering::Relaxed);
     if of == 0 || stderr() != Some(PLACE.each_ref().map(|word| word.load(Ordering::Relaxed))) {
         return;
@@ -56,7 +58,7 @@ pub fn print() {
     let mut line = Line { text: [0; 512], len: 0 };
     let name = stats::name();
     let name = name.split(|b| *b == 0).next().and_then(|n| core::str::from_utf8(n).ok()).unwrap_or("?");
-    // (What does not fit is cut.)
+    // Text that does not fit is cut off.
     let _ = write!(
         line,
         "fastsocket: {name} ({}): {shm} connections over shared memory, {kernel} over kernel TCP",
@@ -71,7 +73,7 @@ pub fn print() {
     let _ = sys::write(STDERR, &line.text[..line.len]);
 }
 
-/// A line of at most so many bytes.
+/// A line of limited length, built without an allocator.
 struct Line {
     text: [u8; 512],
     len: usize,

@@ -8,15 +8,18 @@
 //!     = form(code);
 //! ```
 //!
-//! - `family` says where a body is that is written by hand (`hooks/FAMILY.rs`), and which properties the hook has
-//!   in any case. Families and properties are functions of [`crate::hook::Hook`].
-//! - `lent own`: in a child that runs in its parent's memory (`vfork`), the function of that name in `hooks/borrower.rs`
-//!   runs; `lent same`: the hook itself. Otherwise libc's function runs there.
-//! - `= form(code)`: the body is made from this; `hooks/passed.rs` has the forms. Without it the body is
-//!   `hooks::family::name`.
+//! - `family` says where a body that is written by hand is (`hooks/FAMILY.rs`), and which
+//!   properties the hook always has. Families and properties are functions of
+//!   [`crate::hook::Hook`].
+//! - `lent own`: in a child that runs in its parent's memory (`vfork`), the function of that name
+//!   in `hooks/borrower.rs` runs; `lent same`: the hook itself. Without `lent`, libc's function
+//!   runs there.
+//! - `= form(code)`: the body is made from this code; `hooks/passed.rs` has the forms. Without it
+//!   the body is the function `hooks::family::name`.
 //!
-//! An entry becomes the exported function with its guards (`hooks.rs`), the way to libc's function (`real.rs`), a name
-//! that plug-ins are bound to (`deep.rs`), a line of docs/hooks.md and a case of the tests (`fsocket-hooktable`).
+//! From an entry the macros make the exported function with its guards (`hooks.rs`), and the call
+//! of libc's function (`real.rs`). The entry also gives a name for plug-ins (`deep.rs`), a line of
+//! docs/hooks.md, and a test case (`fsocket-hooktable`).
 
 /// Calls a macro with the table.
 macro_rules! hooks {
@@ -110,12 +113,11 @@ macro_rules! hooks {
             io(names_none) "as lio_listio"
                 fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int
                 = before(io::aio_to_kernel(list, n));
-            io(point) "moves the connection to the kernel first"
-                fn splice(input: c_int, in_off: *mut loff_t, out: c_int, out_off: *mut loff_t, n: size_t, flags: c_uint) -> ssize_t
-                = before({ io::to_kernel(input); io::to_kernel(out) });
-            io() "as splice"
+            io(point) "between ring and pipe"
+                fn splice(input: c_int, in_off: *mut loff_t, out: c_int, out_off: *mut loff_t, n: size_t, flags: c_uint) -> ssize_t;
+            io() "`EINVAL`, as of any socket"
                 fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t
-                = before({ io::to_kernel(input); io::to_kernel(out) });
+                = before({ pool::let_go(input); pool::let_go(out) });
             sockets() "never at the mark"
                 fn sockatmark(fd: c_int) -> c_int;
             descriptors(point, child) "FIN or RST, placeholder back to the pool"
@@ -373,10 +375,8 @@ macro_rules! hooks {
 }
 pub(crate) use hooks;
 
-/// Calls a macro with the functions that are not called like the others: they have variable arguments, or must not see
-/// another caller. They are looked at, and passed on as they came, or called with a list.
-///
-/// family "what it does" what_happens_first fn name;
+/// Calls a macro with the functions that need other code, because they have variable arguments or
+/// must see their real caller. Each entry is: family "what it does" first_step fn name;
 macro_rules! variadic_hooks {
     ($then:ident) => {
         $then! {

@@ -1,20 +1,24 @@
-//! Between the monitor and the agent of its host, which carries connections to other hosts.
+//! Messages between the monitor and the agent of its host, which carries connections to other
+//! hosts.
 //!
-//! The agent is a program with the library. For each connection it has a *stand-in*: a kernel connection with itself,
-//! whose one end it shows as it would show any connection that may go over to shared memory. The monitor has the stand-in
-//! go over in place of the other host's end.
+//! The agent is a program with the library. For each connection it makes a *stand-in*: a kernel
+//! connection between two of its own sockets. The agent offers one end to the monitor, as it
+//! would offer any connection that may move to shared memory. The monitor then connects the local
+//! program with the stand-in over shared memory, as if the stand-in were the other host's end.
 
 /// Level and name of the `getsockopt` by which the agent asks the library about a connection ([`Place`]).
 pub const SOCKOPT: (i32, i32) = (0x4653, 1);
-/// A connection over shared memory; what it is not, `getsockopt` refuses (ENOPROTOOPT).
+/// The answer for a connection over shared memory. For any other socket `getsockopt` fails with
+/// ENOPROTOOPT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Place {
-    /// 1: the peer has changed the path, what it has left in the ring comes first.
+    /// 1: the peer has moved to the kernel, but the ring still has bytes, which must be read
+    /// first.
     pub draining: u32,
     /// The peer has closed.
     pub closed: u32,
-    /// At most so many bytes of what was sent the peer has not read.
+    /// Upper bound of the number of sent bytes that the peer has not read.
     pub unread: u64,
 }
 

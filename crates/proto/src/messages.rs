@@ -1,6 +1,8 @@
-//! The table of all messages. Add one here: the kind must be new within its table, and numbers are never used again.
+//! The table of all messages. Add a new message here. Its kind must be new within its part of the
+//! table, and a number that was used once must not be used again.
 //!
-//! `fd` is the descriptor that comes with the packet. `errno` is what an answer refuses with.
+//! `fd` is the descriptor that comes with the packet. `errno` is the reason that an answer gives
+//! for a refusal.
 //!
 //! Long: the list of all messages.
 
@@ -17,14 +19,16 @@ const SLOTS_END: u64 = SLOTS as u64;
 wire! {
     // Requests without an answer.
     requests {
-        /// A forked child is about to exist. fd: its end of a socket pair, which becomes its control socket. The child
-        /// belongs to the parent's family. It holds every listener that the parent holds, and every connection of the
-        /// fork group whose `holders` name its nonce. The child itself sends [`Hello`] with the same nonce there.
+        /// The process is about to fork. fd: the child's end of a socket pair, which becomes the
+        /// child's control socket. The child belongs to the parent's family. It holds every
+        /// listener that the parent holds, and every connection of the fork group whose `holders`
+        /// contain its nonce. The child itself sends [`Hello`] with the same nonce over the new
+        /// socket.
         2 Adopt {
             /// The child's nonce.
             nonce: u64 = Id,
-            /// The child is the *successor*: the program that replaces this one by `exec`, or that `posix_spawn` starts. It
-            /// gets only those listeners that [`Keep`] names.
+            /// The child is the *successor*: the program that replaces this one by `exec`, or that `posix_spawn`
+            /// starts. The successor gets only those listeners that [`Keep`] names.
             successor: bool = Arg0,
         };
         /// The successor holds this listener, too.
@@ -33,60 +37,70 @@ wire! {
             nonce: u64 = Id,
             listener: u64 = Arg0,
         };
-        /// The arena of this process. fd: a memfd of exactly `ARENA_SIZE` bytes, sealed against shrink and grow. The monitor
-        /// checks seals and size before it maps. A process that shows the arena of another one with the same rights is of
-        /// its fork group.
+        /// The arena of this process. fd: a memfd of exactly `ARENA_SIZE` bytes, sealed against
+        /// shrink and grow. The monitor checks seals and size before it maps the memfd. If
+        /// another process with the same rights has made the arena, this process belongs to that
+        /// process's fork group.
         3 Arena {
             size: u64 = Arg0,
             /// Another process has made the arena, and this process has inherited it.
             inherited: bool = Arg1,
         };
-        /// This process has a channel from a monitor before this one. fd: its memfd. [`Watched`](super::notice::Watched)
-        /// comes when both sides have shown it. Two processes that show the same memory are the two sides. One side is one
-        /// family's, or belongs to the processes that hold the listener.
+        /// This process has a channel that a former monitor made. fd: the channel's memfd. The
+        /// monitor sends [`Watched`](super::notice::Watched) when both sides have shown the
+        /// channel. Two processes that show the same memory are its two sides. A side belongs to
+        /// one fork group, or to the processes that hold the listener.
         80 Attach {
             channel: u32 = Id,
             /// The side of this process.
             side: Side = Arg0,
-            /// For the server's side: a process that holds this listener may accept there.
+            /// For the server's side: a process that holds this listener may accept in the
+            /// channel.
             listener: u64 = Arg1,
-            /// For the client's side: this process opens connections in it.
+            /// For the client's side: this process opens connections in the channel.
             opens: bool = Arg2,
         };
-        /// The peers of this process have rung one of its threads by way of the monitor for some time. It asks for a pipe of
-        /// its own with one of them. The only answer is [`WakerRead`](super::notice::WakerRead), once for the same pair.
+        /// Peers of this process have woken one of its threads through the monitor for some time.
+        /// The process now asks for a pipe between the thread and one of these peers. The monitor
+        /// answers only with [`WakerRead`](super::notice::WakerRead), and only once for the same
+        /// pair.
         9 Waker {
             /// Index of the thread's waker.
             waker: u8 = Id,
             channel: u32 = Arg0,
             waiter: Waiter = Arg1,
-            /// The process that rings, as in [`Woken`](super::notice::Woken).
+            /// The process that wakes the thread, as in [`Woken`](super::notice::Woken).
             ringer: u64 = Arg2,
         };
-        /// The read end that came with [`WakerRead`](super::notice::WakerRead) is watched, and the process that rings gets
-        /// its end ([`WakerWrite`](super::notice::WakerWrite)). The fields are those of [`Waker`].
+        /// The thread waits on the read end that came with
+        /// [`WakerRead`](super::notice::WakerRead). The monitor sends the write end to the
+        /// process that wakes the thread ([`WakerWrite`](super::notice::WakerWrite)). Fields as
+        /// in [`Waker`].
         10 WakerReady {
             waker: u8 = Id,
             channel: u32 = Arg0,
             waiter: Waiter = Arg1,
             ringer: u64 = Arg2,
         };
-        /// Wake a thread that waits in a channel. The requester is on either side of it. This is cheaper than a pipe for a
-        /// connection that may be the only one.
+        /// Asks the monitor to wake a thread that waits in a channel. The requester is on either
+        /// side of the channel. This is cheaper than a pipe for a connection that may remain the
+        /// only one.
         13 Ring {
             /// The thread's [`waker_key`](fsocket_abi::channel::waker_key).
             key: u64 = Id,
             channel: u32 = Arg0,
             waiter: Waiter = Arg1,
         };
-        /// The local listen socket (fd) is waited for. Others of the group that do the same may steal from it, and this
-        /// process gets theirs.
+        /// A thread waits for connections on the local listen socket fd. Other processes of the
+        /// group that wait likewise may steal from this socket, and this process gets their
+        /// sockets.
         25 Share {
             group: u64 = Id,
             place: u32 = Arg0,
         };
-        /// This process has closed a socket that [`PeerGone`](super::notice::PeerGone) has named. If it was the last process
-        /// to do so, the kernel has moved the connections that waited there.
+        /// This process has closed a socket that [`PeerGone`](super::notice::PeerGone) has named.
+        /// If it was the last process that had the socket, the kernel has moved the connections
+        /// that waited there.
         26 PeerClosed {
             group: u64 = Id,
         };
@@ -94,74 +108,82 @@ wire! {
         27 Arrives {
             channel: u32 = Id,
         };
-        /// A process without an arena tells what it has counted since the last such message.
+        /// A process without an arena reports its counts since the last such message.
         61 Counts {
             counts: [Option<Counted>; 4] = Words,
         };
-        /// The other side of this channel breaks the protocol, and this process does not use it any more. All connections in
-        /// the channel are reset. For a while that other side gets no new one.
+        /// The other side of this channel has broken the protocol, and this process does not use
+        /// the channel any more. All connections in the channel are reset. For a while the
+        /// monitor gives the other side no new channel.
         58 Broken {
             channel: u32 = Id,
         };
-        /// This process has looked after [`Transfer`]. The taker gets the same message.
+        /// This process has handled [`Transfer`]. The process that takes the connection sends the
+        /// same message when it has done its part.
         57 Transferred {
             number: u64 = Id,
         };
-        /// The credentials of this process have changed. fd: its end of a new socket pair, made with the new ones, which is
-        /// its control socket from here on. It holds the same listeners, and nothing else of what it had. [`Hello`] follows
-        /// on the new socket. If the monitor refuses, that socket ends.
+        /// The credentials of this process have changed. fd: the monitor's end of a new socket
+        /// pair, which was made with the new credentials and replaces the control socket. The
+        /// process still holds the same listeners, but nothing else that it had. [`Hello`]
+        /// follows on the new socket. If the monitor refuses, it closes that socket.
         70 Renew {};
-        /// A listener that only the kernel serves has come to this port. For some destinations it may be nearer than one of
-        /// ours: everybody asks again.
+        /// A program has begun to listen on this port in the kernel only. For some destinations
+        /// its listener may be a better match than a listener of the library, so all clients must
+        /// ask again.
         72 Nearer {
             addr: Addr = Address,
         };
-        /// A process tells what became of a descriptor of a connected kernel socket.
+        /// A process reports what became of a descriptor of a connected kernel socket.
         74 Passed {
             /// The socket's SO_COOKIE.
             cookie: u64 = Id,
             what: Passing = Arg0,
         };
-        /// The requester, the client of this channel, has had no connection in it for a while. If there is none, the channel
-        /// ends ([`ChannelGone`](super::notice::ChannelGone), to the requester as well).
+        /// The sender, the client of this channel, has had no connection in it for a while. If
+        /// there is no connection at all, the monitor ends the channel
+        /// ([`ChannelGone`](super::notice::ChannelGone), which the sender gets as well).
         91 Rest {
             channel: u32 = Id,
         };
-        /// From the agent, right before [`Pair`]: how many bytes the end of the other host has sent and received.
+        /// From the agent, right before [`Pair`]: the number of bytes that the other host's end has sent and
+        /// received.
         87 RemoteCounts {
             /// SO_COOKIE of the stand-in.
             name: u64 = Id,
             sent: u64 = Arg0,
             received: u64 = Arg1,
         };
-        /// From the agent: a wish is fulfilled by a stand-in.
+        /// From the agent: a stand-in fulfils the wish of [`Open`](super::notice::Open). (A stand-in is a kernel
+        /// connection of the agent to itself, which takes the place of the other host's end of a connection.)
         88 Take {
             wish: u64 = Id,
             /// SO_COOKIE of the stand-in's socket.
             cookie: u64 = Arg0,
-            /// Bytes that the stand-in has sent, and received.
+            /// Bytes that the stand-in's socket has sent, and received.
             sent: u64 = Arg1,
             received: u64 = Arg2,
         };
-        /// From the agent: a wish is not fulfilled.
+        /// From the agent: no stand-in will fulfil this wish.
         89 Refuse {
             wish: u64 = Id,
         };
     }
     // Requests with an answer.
     answered {
-        /// The first message of a process. The sender does not wait for the answer, and reads it when first needed. fd of the
-        /// answer: the registry, a read-only memfd ([`crate::registry`]). Errno EPROTO: the monitor has another ABI version.
+        /// The first message of a process. The sender does not wait for the answer, and reads it when it first needs
+        /// it. fd of the answer: the registry, a read-only memfd ([`crate::registry`]). Errno EPROTO: the monitor has
+        /// another ABI version.
         1 Hello {
             nonce: u64 = Id,
             pid: u32 = Arg0,
             /// ABI version of the library.
             version: u64 = Arg1,
-            /// The rights of the process as a number.
+            /// The rights of the process, as a number that the library computes.
             rights: u64 = Arg2,
             /// Name of the program, padded with NUL.
             name: [u8; 16] = Ip,
-            /// An operator has sent the connections of this process to the kernel
+            /// An operator has moved the connections of this process to the kernel
             /// ([`ToKernel`](super::notice::ToKernel)).
             off: bool = Port,
         } -> {
@@ -172,251 +194,292 @@ wire! {
             /// Settings that the configuration has for the program: bits of [`program`](crate::program).
             program: u64 = Arg1,
         };
-        /// fd: a socket that listens. The monitor takes address and network namespace from the descriptor itself
-        /// (SO_ACCEPTCONN, SO_DOMAIN, SO_PROTOCOL, getsockname, IPV6_V6ONLY, SO_NETNS_COOKIE), so no process registers what
-        /// it does not hold. The monitor closes it at once (else the port would stay taken).
+        /// The process listens on the socket fd. The monitor takes address and network namespace
+        /// from the descriptor itself (SO_ACCEPTCONN, SO_DOMAIN, SO_PROTOCOL, getsockname,
+        /// IPV6_V6ONLY, SO_NETNS_COOKIE), so a process can register only what it holds. The
+        /// monitor closes its copy of the descriptor at once (otherwise the port would stay in
+        /// use).
         4 Listen {
-            /// Processes that have not shown it may hold it ([`Unpublishing::UnlessServed`]).
+            /// Processes that have not shown the listener to the monitor may hold it, too
+            /// ([`Unpublishing::UnlessServed`]).
             held_elsewhere: bool = Arg0,
         } -> {
             listener: u64 = Id,
-            /// The program that this one has replaced worked for it.
+            /// The program that this one has replaced by `exec` was a worker of the listener.
             worked: bool = Arg0,
         };
-        /// This process has closed its last descriptor of a listener. The last holder ends the listener. It is answered if
-        /// its number is not 0: then the connections that nobody accepted have been reset, as after the kernel's `close`. With
-        /// a listening socket as fd that one's listener is meant, if there is one: [`Listen`] was not answered in time.
+        /// This process has closed its last descriptor of a listener. When the last holder does
+        /// so, the listener ends. The monitor answers a request with a number other than 0, after
+        /// connections that nobody accepted have been reset (as after the kernel's `close`). If
+        /// fd is a listening socket, the request concerns the listener of that socket, if there
+        /// is one: the answer to [`Listen`] has come too late.
         5 Unlisten {
             listener: u64 = Id,
-            /// The listener ends although others hold it.
+            /// The listener ends even if other processes hold it.
             for_all: bool = Arg0,
         } -> {};
-        /// This process wants to accept. Before the answer comes one [`ChannelSrv`](super::notice::ChannelSrv) for each
-        /// channel that exists; later channels follow as they are made. Errno EAGAIN: there are more than 64 workers, and this
-        /// one only steals. EOPNOTSUPP: the processes that work for it have other rights (user, capabilities, groups), and the
-        /// kernel serves it.
+        /// This process wants to accept. Before the answer the monitor sends one
+        /// [`ChannelSrv`](super::notice::ChannelSrv) for each existing channel; later channels
+        /// follow when they are made. Errno EAGAIN: there are more than 64 workers, so this one
+        /// can only steal. EOPNOTSUPP: the existing workers have other rights (user,
+        /// capabilities, groups), so the kernel serves the listener.
         6 Worker {
             listener: u64 = Id,
-            /// The number that it had under a monitor before this one.
+            /// The number that the worker had under the former monitor.
             number: Option<u32> = PlusOne<Arg0>,
             work: Work = Arg1,
         } -> {
             listener: u64 = Id,
-            /// Number w of the worker: queue 1 + w is its own.
+            /// Number w of the worker. Its own queue is queue 1 + w.
             number: u32 = Arg0,
-            /// New connections go into the kernel's queue: [`Untaken`](super::notice::Untaken).
+            /// New connections must use the kernel's queue: [`Untaken`](super::notice::Untaken).
             untaken: bool = Arg1,
         };
-        /// fd: the socket to be connected (its network namespace counts): TCP, unused, of a family that reaches the
-        /// destination; or, after ENOKEY, that very socket once the kernel has connected it. The answer holds for
-        /// [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. A process gets the same channel again (then
-        /// without fd) until it calls that one full. fd of the answer: the channel's memfd.
+        /// Asks for the channel to a listener. fd: the socket to be connected (its network
+        /// namespace counts): TCP, unused, of a family that reaches the destination; or, after
+        /// ENOKEY, that very socket once the kernel has connected it. The answer holds for
+        /// [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. A process gets the
+        /// same channel again (without fd) until it reports that the channel is full. fd of the
+        /// answer: the channel's memfd.
         ///
         /// | errno | meaning |
         /// | --- | --- |
-        /// | ENOENT | there is no listener of ours, or one that only the kernel serves is nearer |
+        /// | ENOENT | no program with the library listens there, or a listener that only the kernel serves is nearer |
         /// | EMFILE, ENOMEM | something has run out |
-        /// | EPERM | the listener is another user's |
-        /// | EACCES | the administrator or the kernel is against it |
-        /// | ENOKEY | the kernel must connect the socket first, because its policy may be against it |
+        /// | EPERM | the listener belongs to another user |
+        /// | EACCES | the administrator or the kernel forbids the connection |
+        /// | ENOKEY | the kernel must connect the socket first, because its policy may forbid the connection |
         7 Connect {
             to: Addr = Address,
-            /// A channel to the same listener that is full.
+            /// A channel to the same listener, which is full.
             full: Option<u32> = OrZero<Arg0>,
-            /// A number for the properties by which a policy of the kernel may tell sockets apart. A connection that the kernel has let through
-            /// proves nothing for sockets with another number. [`ODD`](crate::ODD): no other socket like it is expected.
+            /// A number for the properties by which a policy of the kernel may tell sockets
+            /// apart. A connection that the kernel has allowed proves nothing about sockets with
+            /// another number. [`ODD`](crate::ODD): the properties are unusual, so no other
+            /// socket is expected to share them.
             identity: u64 = Arg1,
         } -> {
             channel: u32 = Id,
             listener: u64 = Arg0,
             size: u64 = Arg1,
-            /// The channel is one that the process has.
+            /// The process has this channel already.
             known: bool = Arg2,
-            /// The first lease of a new channel, as by [`Ports`]; 0: all are out.
+            /// The first port lease of a new channel, as from [`Ports`]; 0: no lease is left.
             first_port: u16 = Port,
-            /// A proof was needed, so the channel is only for sockets with this identity.
+            /// The kernel had to connect a socket first, so only sockets with this identity may
+            /// use the channel.
             proved: bool = Family,
-            /// The word of the port in [`Closings`](super::notice::Closings) before the monitor looked at the listener. 0:
-            /// there are none. The answer holds while the word is the same.
+            /// The port's word in [`Closings`](super::notice::Closings) before the monitor looked
+            /// at the listener. 0: there is no such word. The answer holds as long as the word
+            /// has this value.
             closings: u32 = V6only,
         };
-        /// A lease of client ports for a channel. Channels of one process to different destinations may have the same lease; it
-        /// is returned at the end of the last of them. Errno EAGAIN: all are out. With a bound TCP socket as fd: the socket's
-        /// port is the channel's from now on; EADDRINUSE: another channel has it.
+        /// Asks for a lease of client ports for a channel. Channels of one process to different
+        /// destinations may share a lease; the lease is returned when the last of them ends.
+        /// Errno EAGAIN: no lease is left. With a bound TCP socket as fd, the request concerns
+        /// that socket's port: it belongs to the channel from now on. Errno EADDRINUSE: another
+        /// channel has the port.
         8 Ports {
             channel: u32 = Id,
-            /// The channel has had the lease with this first port since a monitor before this one. Errno EADDRINUSE: another
-            /// channel has it.
+            /// The channel has had the lease with this first port since a former monitor. Errno
+            /// EADDRINUSE: another channel has the lease.
             again: Option<u16> = OrZero<Arg2>,
         } -> {
             first: u16 = Arg0,
             count: u32 = Arg1,
         };
-        /// Has a connection over shared memory this address? fd: a TCP socket that is to be bound to it. Errno EADDRINUSE,
-        /// EADDRNOTAVAIL: such a connection is in the way.
+        /// Does a connection over shared memory use this address? fd: a TCP socket that the
+        /// program is about to bind to the address. Errno EADDRINUSE, EADDRNOTAVAIL: there is
+        /// such a connection.
         73 InUse {
             addr: Addr = Address,
-            /// The socket is bound, and the kernel is to connect it to the address.
+            /// The socket is bound, and the kernel is about to connect it to the address.
             connects: bool = Arg0,
         } -> {};
-        /// A connection goes over to kernel TCP. Errno EALREADY: the two ends exist (the requester then takes its own by
-        /// [`Claim`]). EXDEV: the monitor cannot make sockets in the connection's network namespace.
+        /// A connection moves to kernel TCP. Errno EALREADY: the two kernel ends exist already
+        /// (the sender then gets its own one by [`Claim`]). EXDEV: the monitor cannot make
+        /// sockets in the connection's network namespace.
         14 Switch {
             channel: u32 = Id,
             /// The requester's end.
             end: End = Arg0,
             generation: u32 = Low<Arg1>,
-            /// For [`Switching::Act`].
+            /// The actions of [`Switching::Act`].
             acts: Acts = High<Arg1>,
             what: Switching = Arg2,
         } -> {};
-        /// The requester's end of a connection that has been switched is wanted. fd of the answer: that end. Errno ENOENT:
-        /// there is none. Nobody is given the other side's end.
+        /// Asks for the sender's kernel end of a connection that has moved. fd of the answer:
+        /// that end. Errno ENOENT: there is none. A process does not get the other side's end.
         15 Claim {
             channel: u32 = Id,
             end: End = Arg0,
             generation: u32 = Arg1,
-            /// The requester sends itself what the other side has not read. A [`Switching::Act`] that comes later (nobody
-            /// waited for it) does not.
+            /// The sender itself sends on the bytes that the other side has not read. The monitor
+            /// then ignores this part of a later [`Switching::Act`] (whose answer nobody awaits).
             pours: bool = Arg2,
         } -> {};
-        /// Nobody on this side needs its end from the monitor any more, and the monitor closes it. Without a number it is not
-        /// answered.
+        /// No process on this side needs its kernel end from the monitor any more, so the monitor
+        /// closes its copy. The monitor does not answer a request without a number.
         16 Release {
             channel: u32 = Id,
             end: End = Arg0,
             generation: u32 = Arg1,
-            /// The side closes, and has read all of the ring. The same bytes in its end ([`CARRIED`]) are not unread ones,
-            /// which the kernel would answer with a reset.
+            /// The side closes, and has read all of the ring. The kernel end may contain the same
+            /// bytes ([`has_carried`]). They must not count as unread, because the kernel would
+            /// then answer with a reset.
             ///
-            /// [`CARRIED`]: fsocket_abi::channel::status::CARRIED
+            /// [`has_carried`]: fsocket_abi::path_switch::PeerStatus::has_carried
             read_all: bool = Arg2,
         } -> {};
-        /// A listener was handed to a process that may not have the library. When it is answered, no connection comes to it over
-        /// shared memory but those that wait in its queues; new ones use the kernel. fd: the listener, which says in which
-        /// network namespace it is. The monitor moves what waits in its queues into the kernel's. Errno EBUSY: the condition
-        /// in `how` is not met.
+        /// The listener was handed to a process that may not have the library. After the answer,
+        /// no connection reaches it over shared memory except those that wait in its queues; new
+        /// ones use the kernel. fd: the listener, which shows its network namespace. The monitor
+        /// moves the connections that wait in its queues to the kernel's queue. Errno EBUSY: the
+        /// condition in `how` is not met.
         18 Unpublish {
             listener: u64 = Id,
             how: Unpublishing = Arg0,
         } -> {};
-        /// Steering of devices ([`crate::steer`]). fd: a memfd with a request as JSON; the answer has a memfd with the answer as
-        /// JSON. The devices are those of the network namespace from which the requester has connected. Errno EPERM: the
-        /// requester is not root. Needs no [`Hello`].
+        /// A request about steering of devices ([`crate::steer`]). fd: a memfd with the request
+        /// as JSON; the answer has a memfd with JSON, too. The devices are those of the network
+        /// namespace from which the requester has connected. Errno EPERM: the requester is not
+        /// root. [`Hello`] need not come before.
         17 Steer {
             length: u64 = Arg0,
         } -> {
             length: u64 = Arg0,
         };
-        /// A report as JSON ([`crate::report`]), for commands. fd of the answer: a memfd. Needs no [`Hello`].
+        /// Asks for a report as JSON ([`crate::report`]), for commands. fd of the answer: a
+        /// memfd. [`Hello`] need not come before.
         12 Report {
-            /// The counters of zones are zero afterwards.
+            /// Sets the counters of zones to zero after the report.
             reset: bool = Arg1,
-            /// Without the list of connections.
+            /// Leaves out the list of connections.
             brief: bool = Arg2,
         } -> {
             length: u64 = Arg0,
         };
-        /// An operator's request ([`crate::operate`]). fd, and fd of the answer: a memfd with JSON. Errno ENOENT: there is no
-        /// process of that kind. EPERM: it is not the requester's. Needs no [`Hello`].
+        /// An operator's request ([`crate::operate`]). fd, and fd of the answer: a memfd with
+        /// JSON. Errno ENOENT: there is no such process. EPERM: the process belongs to another
+        /// user. [`Hello`] need not come before.
         83 Operate {
             length: u64 = Arg0,
         } -> {
             length: u64 = Arg0,
         };
-        /// fd: the global listen socket of a listener that has at least one local one beside it. fd of the answer: the program
-        /// that selects among them, to be attached to the socket. No fd there: strangers have some of those sockets, and
-        /// [`Look`](super::notice::Look) says when to ask again. Errno EOPNOTSUPP: there is no BPF here.
+        /// Asks for the selecting program of a group. fd: the global listen socket of a listener
+        /// that has at least one local socket beside it. fd of the answer: the BPF program that
+        /// selects among these sockets; the process has to attach it to the socket. The answer
+        /// has no fd if other users' processes hold some of those sockets;
+        /// [`Look`](super::notice::Look) says when to ask again. Errno EOPNOTSUPP: BPF is not
+        /// available.
         20 Group {
-            /// The socket is one of several that the program itself makes share the address. Every one is to be shown.
+            /// The program itself has set SO_REUSEPORT, and this is one of its sockets at the
+            /// address. The process has to show each of them.
             own: bool = Arg0,
         } -> {
             group: u64 = Id,
         };
-        /// fd: a local listen socket of a group that this process has shown. The monitor keeps no descriptor: the socket dies
-        /// with the worker.
+        /// Registers a worker. fd: a local listen socket of a group that this process has shown.
+        /// The monitor keeps no descriptor of it, so the kernel closes the socket when the worker
+        /// dies.
         21 Local {
             group: u64 = Id,
             /// CPU of the worker; none: any CPU.
             cpu: Option<u32> = OrOnes<Arg0>,
-            /// Others of its kind may be on probation and have only the global socket.
+            /// Other workers of the same kind may be on probation, and use only the global
+            /// socket.
             on_trial: bool = Arg1,
         } -> {
             group: u64 = Id,
             place: u32 = Arg0,
             cpu: u32 = Arg1,
         };
-        /// A local listen socket is closed, and the worker goes on without it. When it is answered, the monitor holds no
-        /// descriptor of it any more. Without a number it is not answered.
+        /// The worker has closed its local listen socket, and goes on without one. After the
+        /// answer the monitor has no descriptor of the socket any more. The monitor does not
+        /// answer a request without a number.
         22 Left {
             group: u64 = Id,
             place: u32 = Arg0,
         } -> {};
-        /// Make what this process may not make itself. fd: the global listen socket. fd of the answer: the new socket.
+        /// Asks the monitor to make a socket that this process may not make itself. fd: the
+        /// global listen socket. fd of the answer: the new socket.
         23 Clone {
-            /// A reservation (see the crate zones); else a local listen socket.
+            /// Make a reservation (see the crate zones), not a local listen socket.
             reservation: bool = Arg0,
         } -> {};
-        /// The balance of a group of which this process has shown the global listen socket. fd of the answer: the BPF array to
-        /// be mapped (`fsocket_abi::balance`). Errno EOPNOTSUPP: there is none.
+        /// Asks for the counts of a group, whose global listen socket this process has shown. fd
+        /// of the answer: the BPF array to map (`fsocket_abi::balance`). Errno EOPNOTSUPP: there
+        /// is none.
         24 Balance {
             group: u64 = Id,
         } -> {};
-        /// This process is about to change options of a listener that it holds. Connections that wait in its queues are marked
-        /// with `mark` (`Prod::options`), but for those that have a mark.
+        /// This process is about to change options of a listener. The monitor stores `mark`
+        /// (`Prod::options`) in connections that wait in the listener's queues and have no mark
+        /// yet.
         28 Options {
             listener: u64 = Id,
-            /// 0: none is marked, and the answer is how many wait.
+            /// 0: no connection is marked, and the answer has the number of waiting connections.
             mark: u32 = Arg0,
         } -> {
             /// Number of connections that were marked, or that wait.
             marked: u32 = Arg0,
         };
-        /// This process accepts without a local listen socket beside those of a group of which it has shown the global one. fd
-        /// of the answer: a local one at which a connection waits. Errno EAGAIN: there is none, and the process gets one
-        /// [`WakeHint`](super::notice::WakeHint). ENOENT: it gets none.
+        /// This process has no local socket, and accepts in a group whose global socket it has
+        /// shown. fd of the answer: a local socket in which a connection waits. Errno EAGAIN: no
+        /// connection waits, and the monitor will send one [`WakeHint`](super::notice::WakeHint).
+        /// ENOENT: the monitor will not send one.
         29 Waiting {
             group: u64 = Id,
         } -> {
             place: u32 = Arg0,
         };
-        /// The global listen socket of a group, which this process has shown, is about to be shut down. The local ones that the
-        /// monitor holds are shut down, and their workers are told.
+        /// The process is about to shut down the global listen socket of a group that it has
+        /// shown. The monitor shuts down the local sockets that it holds, and notifies their
+        /// workers.
         30 Shut {
             group: u64 = Id,
-            /// The socket goes on, for a process without the library, and gets everything.
+            /// A process without the library continues to use the global socket, and gets all
+            /// connections.
             goes_on: bool = Arg0,
         } -> {};
-        /// fd: a kernel connection that this process has accepted, and that may go over to shared memory. When it is answered,
-        /// nobody else holds fd any more. Errno EXDEV: it is on another host, or cannot go over. EAGAIN: it was received, and
-        /// others may have it.
+        /// This process offers a connection. fd: a kernel connection that it has accepted, and
+        /// that may move to shared memory. After the answer no other process has fd any more.
+        /// Errno EXDEV: the other end is on another host, or the connection cannot move. EAGAIN:
+        /// this process has received the connection from another one, which may still hold it.
         54 Offer {
-            /// How this process calls the connection.
+            /// The process's name for the connection.
             name: u64 = Id,
             /// The other end may be in another network namespace.
             across: bool = Arg0,
-            /// It was received from another process ([`Passed`]).
+            /// The process has received it from another one ([`Passed`]).
             received: bool = Arg1,
         } -> {};
-        /// fd: the other end of an offered connection. It is to go over into a slot of a channel, which is in state OFFERED.
-        /// When it is answered, the other side has been told. Errno ENOENT: nobody has offered it. EXDEV: it never can.
+        /// This process has opened a connection whose other end was offered. fd: its end. The
+        /// connection moves to a slot of a channel, which is in state OFFERED. When the answer
+        /// comes, the other side was notified. Errno ENOENT: nobody has offered the other end.
+        /// EXDEV: the connection can never move.
         55 Upgrade {
             channel: u32 = Id,
             slot: usize = Below<Arg0, SLOTS_END>,
             generation: u32 = Arg1,
-            /// The channel is the one of [`Meet`].
+            /// The channel comes from [`Meet`].
             met: bool = Arg2,
             /// As in [`Offer`].
             received: bool = V6only,
         } -> {
-            /// Not 0: the other side is on another host, and may take so many milliseconds.
+            /// Not 0: the other side is on another host, and may take up to this many
+            /// milliseconds.
             patience: u64 = Arg2,
         };
-        /// fd: a kernel connection that this process has opened, whose other end may be in another network namespace of this
-        /// host. The answer is a channel to the listener that has accepted it, as for [`Connect`]. Errno ENOENT: nobody has
-        /// offered the other end (yet). EXDEV: it is on another host, or cannot go over. EPERM, EACCES: as for [`Connect`].
+        /// Asks for a channel. fd: a kernel connection that this process has opened, whose other
+        /// end may be in another network namespace of this host. The answer is a channel to the
+        /// listener that has accepted it, as for [`Connect`]. Errno ENOENT: nobody has offered
+        /// the other end (yet). EXDEV: the other end is on another host, or cannot move. EPERM,
+        /// EACCES: as for [`Connect`].
         59 Meet {
-            /// The other end is in this network namespace, and was passed to another process than the one that listens.
+            /// The other end is in this network namespace, and was passed to a process other than
+            /// the one that listens.
             here: bool = Arg1,
         } -> {
             channel: u32 = Id,
@@ -425,11 +488,12 @@ wire! {
             known: bool = Arg2,
             first_port: u16 = Port,
         };
-        /// This process takes a descriptor of another one. fd: that one's pidfd. Errno ENOENT: it is none of ours. EPERM: it is
-        /// another user's. Once the taker has the socket, it sends the message again with `shown` and with the socket as fd:
-        /// the holder is told. Errno ENOENT: ask again.
+        /// This process takes a descriptor from another process (pidfd_getfd). fd: the pidfd of
+        /// that process. Errno ENOENT: that process is no client. EPERM: it belongs to another
+        /// user. Once the taker has the socket, it sends the message again with `shown` and with
+        /// the socket as fd, and the monitor notifies the holder. Errno ENOENT: ask again.
         56 Transfer {
-            /// With `shown`: the number in the answer before.
+            /// With `shown`: the number from the first answer.
             number: u64 = Id,
             /// Number of the descriptor in the holder.
             descriptor: u32 = Arg0,
@@ -438,153 +502,172 @@ wire! {
             shown: bool = Arg2,
         } -> {
             number: u64 = Id,
-            /// In what the holder is told, unasked and with no number: the descriptor, and the socket's SO_COOKIE.
+            /// In the message to the holder (which has no number): the descriptor, and the
+            /// socket's SO_COOKIE.
             descriptor: u32 = Arg0,
             cookie: u64 = Arg1,
         };
-        /// One of the arenas that the successor has inherited is wanted. fd of the answer: its memfd. Errno ENOENT: there are no
-        /// more.
+        /// Asks for one of the arenas that the successor has inherited. fd of the answer: its memfd. Errno ENOENT:
+        /// there are no more.
         51 InheritedArena {
             index: u64 = Id,
         } -> {};
-        /// The memory of a channel is wanted, for a process on a side of it. fd of the answer: the memfd. Errno ENOENT.
+        /// Asks for the memory of a channel, for a process on one of its sides. fd of the answer: the memfd. Errno
+        /// ENOENT.
         52 ChannelHandle {
             channel: u32 = Id,
             side: Side = Arg0,
         } -> {
             listener: u64 = Arg0,
         };
-        /// The successor has taken over what it has descriptors for. When it is answered, what only the replaced program had is
-        /// closed.
+        /// The successor has taken over everything for which it has descriptors. Before the
+        /// answer, the monitor closes what else the replaced program had.
         53 Settled {} -> {};
-        /// This process is the agent of this host: it carries connections to other hosts ([`crate::agent`]). It speaks on a
-        /// socket of its own, without [`Hello`]; its library has another one. fd of the answer: its part of the configuration as
-        /// JSON. Errno EPERM: it is not root's (nor, if the monitor is private, the monitor's user's). EOPNOTSUPP: the
-        /// configuration has none.
+        /// This process is the agent of this host: it carries connections to other hosts
+        /// ([`crate::agent`]). It talks to the monitor over a socket of its own, without
+        /// [`Hello`]; its library has another one. fd of the answer: the agent's part of the
+        /// configuration as JSON. Errno EPERM: the process does not run as root (or, with a
+        /// private monitor, as the monitor's user). EOPNOTSUPP: the configuration has no such
+        /// part.
         84 Agent {} -> {
             length: u64 = Arg0,
         };
-        /// From the agent: one of the host with this address can be reached, or cannot. Errno ENOENT: the monitor knows no
-        /// listener of this agent's, by which programs could reach it. EINVAL: the configuration does not name that host.
+        /// From the agent: the host with this address can be reached (`up`), or cannot. Errno
+        /// ENOENT: the monitor knows no listener of this agent through which programs could reach
+        /// that host. EINVAL: the configuration does not name it.
         85 Link {
             up: bool = Arg0,
             host: [u8; 16] = Ip,
         } -> {};
-        /// From the agent: a stand-in is to go over in place of the other host's end of a connection. That end is at rest, as
-        /// [`RemoteCounts`] has said. Errno ENOENT: nobody here has offered this host's end.
+        /// From the agent: a stand-in shall move to shared memory in place of the other host's
+        /// end of a connection. That end is at rest, with the counts of [`RemoteCounts`]. Errno
+        /// ENOENT: no process here has offered this host's end.
         90 Pair {
             /// SO_COOKIE of the stand-in.
             name: u64 = Id,
-            /// As this host sees the connection.
+            /// Both addresses, as this host sees the connection.
             ends: Ends = BothEnds,
         } -> {};
     }
     notices {
-        /// The monitor knows both sides of this channel, and tells of their ends.
+        /// The monitor knows both sides of this channel, and will send a message when one of them
+        /// ends.
         81 Watched {
             channel: u32 = Id,
         };
-        /// An operator wants all connections of this process over shared memory to become the kernel's, or lets those come
-        /// back. The process says in [`Hello`](super::request::Hello) to a later monitor which it was.
+        /// An operator wants all connections of this process over shared memory to move to the
+        /// kernel (`off`), or allows them to come back. The process tells a later monitor the
+        /// present state in [`Hello`](super::request::Hello).
         82 ToKernel {
             off: bool = Arg0,
         };
-        /// fd: the local listen socket of another worker of the group, to steal from.
+        /// fd: the local listen socket of another worker of the group. This process may steal from
+        /// it.
         41 Peer {
             group: u64 = Id,
             place: u32 = Arg0,
             /// The worker's zone.
             cpu: u32 = Arg1,
         };
-        /// A worker of the group is gone or has given up its local listen socket. Anybody may take what waits there. The
-        /// descriptor is to be closed once it is empty, so that the kernel moves what is still in a handshake.
+        /// A worker of the group has exited or closed its local listen socket. Any process may
+        /// take the connections that wait there. The process closes the descriptor once the queue
+        /// is empty, so that the kernel moves unfinished handshakes.
         42 PeerGone {
             group: u64 = Id,
             place: u32 = Arg0,
         };
-        /// Connections of the group wait for a worker that does not look.
+        /// Connections of the group wait for a worker that does not accept.
         43 WakeHint {
             group: u64 = Id,
         };
-        /// A local listen socket of the group was closed, and what waited there has moved to the global one. The kernel wakes
-        /// nobody for it.
+        /// A local listen socket of the group was closed, and its waiting connections have moved
+        /// to the global socket. The process must look there, because the kernel wakes no thread
+        /// for moved connections.
         40 Look {
             group: u64 = Id,
         };
-        /// A connection that this process has offered goes over. fd: the memory of the channel.
+        /// A connection that this process has offered moves to shared memory. fd: the memory of the
+        /// channel.
         34 UpgradeSrv {
             channel: u32 = Id,
             listener: u64 = Arg0,
             slot: usize = Below<Low<Arg1>, SLOTS_END>,
             generation: u32 = High<Arg1>,
-            /// How this process calls the connection.
+            /// The process's name for the connection.
             name: u64 = Arg2,
             /// After [`Meet`](super::request::Meet).
             met: bool = V6only,
         };
-        /// The holder has looked after the [`Transfer`](super::request::Transfer) of this number.
+        /// The holder has handled the [`Transfer`](super::request::Transfer) of this number.
         57 Transferred {
             number: u64 = Id,
         };
-        /// A process with other rights wants to accept on this listener, and new connections use the kernel. What waits in its
-        /// queues is to be put into the kernel's.
+        /// A process with other rights wants to accept on this listener, so new connections use
+        /// the kernel. The process has to move waiting connections to the kernel's queue.
         71 OtherRights {
             listener: u64 = Id,
         };
-        /// Connections to this listener waited in its queues, and nobody took them. They go into the kernel's queue, as new ones
-        /// do until a process that has emptied it says so ([`Work::Accepts`]).
+        /// Connections to this listener waited in its queues, and no process accepted them. The
+        /// process moves them to the kernel's queue. New connections use that queue, too, until a
+        /// process reports that it has emptied it ([`Work::Accepts`]).
         92 Untaken {
             listener: u64 = Id,
         };
-        /// Somebody connects to a listener for which this process works. fd: the memory of the channel.
+        /// A client connects to a listener for which this process works. fd: the memory of the channel.
         32 ChannelSrv {
             channel: u32 = Id,
             listener: u64 = Arg0,
             size: u64 = Arg1,
         };
-        /// The other side of this channel is gone, and every connection in it has been closed or reset. The process unmaps it
-        /// when it has read what is there.
+        /// The other side of this channel has ended, and every connection in the channel has been
+        /// closed or reset. The process unmaps the channel when it has read the remaining bytes.
         33 ChannelGone {
             channel: u32 = Id,
             /// The other side broke the protocol ([`Broken`](super::request::Broken)).
             broken: bool = Arg0,
         };
-        /// Wake a thread of this process.
+        /// Wakes a thread of this process.
         35 Woken {
             waker: u8 = Id,
-            /// The channel in which it was rung; none: in channels that are not named.
+            /// The channel in which a peer woke the thread; none: one of the channels that are
+            /// not named.
             channel: Option<u32> = OrZero<Arg0>,
             waiter: Waiter = Arg1,
-            /// The process that asked; none: the monitor itself.
+            /// The process that asked for the wake-up; none: the monitor itself.
             ringer: Option<u64> = OrZero<Arg2>,
         };
-        /// After [`Waker`](super::request::Waker), with the same fields. fd: the read end of a pipe (`O_NONBLOCK`) that nobody
-        /// else has.
+        /// Answers [`Waker`](super::request::Waker), with the same fields. fd: the read end of a
+        /// pipe (`O_NONBLOCK`) that no other process has.
         36 WakerRead {
             waker: u8 = Id,
             channel: u32 = Arg0,
             waiter: Waiter = Arg1,
             ringer: u64 = Arg2,
         };
-        /// After the other side's [`WakerReady`](super::request::WakerReady). fd: the same pipe, opened once more to write. It
-        /// can be read, too, so that the end of the reader is no SIGPIPE.
+        /// Follows the other side's [`WakerReady`](super::request::WakerReady). fd: the same
+        /// pipe, opened once more to write. It is open for reading, too, so that a write after
+        /// the reader's death causes no SIGPIPE.
         37 WakerWrite {
             /// The key of the thread at the other end.
             key: u64 = Id,
             channel: u32 = Arg0,
             waiter: Waiter = Arg1,
         };
-        /// Comes before the first answer to [`Connect`](super::request::Connect) that depends on it. fd, to be mapped to read:
-        /// one word for each port ([`CLOSINGS_SIZE`](crate::CLOSINGS_SIZE)). The kernel changes the word of a port, before
-        /// anybody else can have the port, when a socket there stops to listen; also when one begins to.
+        /// Comes before the first answer to [`Connect`](super::request::Connect) that depends on
+        /// it. fd, for a read-only mapping: one word for each port
+        /// ([`CLOSINGS_SIZE`](crate::CLOSINGS_SIZE)). When a socket stops or starts to listen on
+        /// a port, a BPF program in the kernel changes the port's word. It does so before another
+        /// socket can use the port.
         38 Closings {};
-        /// To the agent: a process wants its connection to a linked host to go over. [`RemoteCounts`] comes right before.
-        /// An answer is [`Take`](super::request::Take) or [`Refuse`](super::request::Refuse), or none.
+        /// To the agent: a process wants its connection to a linked host to move to shared
+        /// memory. [`RemoteCounts`] comes right before. The agent may answer with
+        /// [`Take`](super::request::Take) or [`Refuse`](super::request::Refuse).
         86 Open {
             wish: u64 = Id,
             ends: Ends = BothEnds,
         };
-        /// To the agent, right before [`Open`]: how many bytes the program's end has sent and received.
+        /// To the agent, right before [`Open`]: the number of bytes that the program's end has sent and
+        /// received.
         87 RemoteCounts {
             wish: u64 = Id,
             sent: u64 = Arg0,
@@ -602,8 +685,8 @@ impl From<answer::Connect> for answer::Meet {
 }
 
 impl Msg {
-    /// The monitor does not do what this packet asks for. `errno` is positive. A [`Hello`](request::Hello) is also
-    /// told the ABI version of the monitor.
+    /// The monitor's refusal of this packet. `errno` is positive. A refused
+    /// [`Hello`](request::Hello) also gets the ABI version of the monitor.
     #[must_use]
     pub fn refused(&self, errno: i32) -> Msg {
         let arg0 = if self.is::<request::Hello>() { fsocket_abi::VERSION.into() } else { 0 };

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Asked again, it counts again.
+/// The request may be repeated; the monitor then carries it out again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub target: Target,
@@ -13,7 +13,7 @@ pub struct Request {
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     Process(u32),
-    /// Its full name. Processes that it starts later are meant, too.
+    /// The unit's full name. Processes that the unit starts later are included.
     Unit(String),
 }
 
@@ -22,11 +22,11 @@ pub struct Answer {
     pub processes: Vec<Process>,
 }
 
-/// A process that was told.
+/// A process that got the request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
     pub comm: String,
-    /// Its connections over shared memory, now.
+    /// Number of its connections over shared memory now.
     pub connections: u32,
 }

@@ -1,4 +1,5 @@
-//! A message as it travels: a packet of fixed size, and how typed fields lie in it.
+//! The form in which a message is sent: a packet of fixed size, and the places of typed fields in
+//! it.
 //!
 //! Only this crate reads or writes the words of a packet. Everything else uses [`Request`](crate::Request),
 //! [`Message`](crate::Message), and the structures in [`request`](crate::request), [`answer`](crate::answer) and
@@ -13,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(C)]
 pub struct Msg {
     pub(crate) kind: u32,
-    /// Chosen by the requester, repeated in the answer.
+    /// Number that the requester chooses; the answer has the same number.
     pub(crate) seq: u32,
     pub(crate) version: u16,
     pub(crate) _pad: u16,
@@ -31,7 +32,7 @@ pub const MSG_SIZE: usize = core::mem::size_of::<Msg>();
 
 const _: () = assert!(MSG_SIZE == 72);
 
-/// Why a packet is no message.
+/// Why a packet is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// There is no message of this kind.
@@ -74,7 +75,8 @@ impl Msg {
         Msg { kind, version: VERSION, ..Default::default() }
     }
 
-    /// The packet with this number. The answer to a request has the number of the request; 0 is for what is not answered.
+    /// The packet with number `seq`. The answer to a request has the request's number; 0: no
+    /// answer is wanted.
     #[inline]
     #[must_use]
     pub fn numbered(self, seq: u32) -> Msg {
@@ -85,7 +87,7 @@ impl Msg {
         self.kind
     }
 
-    /// Whether both sides mean the same by it.
+    /// Do sender and receiver have the same version, so that words have the same meaning?
     pub fn is_of_our_version(&self) -> bool {
         self.version == VERSION
     }
@@ -127,14 +129,15 @@ impl Msg {
     }
 }
 
-/// A part of a packet in which a field lies.
+/// The place of a field in a packet.
 pub trait Slot {
     type Value;
     fn put(packet: &mut Msg, value: Self::Value);
     fn get(packet: &Msg) -> Option<Self::Value>;
 }
 
-/// A type of field, as a slot with values of type `S` holds it. `None`: no field has this value.
+/// A type of field, stored in a slot with values of type `S`. `None`: the value is not one of
+/// this type.
 pub trait Wire<S>: Sized {
     fn to_wire(self) -> S;
     fn from_wire(value: S) -> Option<Self>;
@@ -199,7 +202,7 @@ impl<W: Slot<Value = u64>> Slot for High<W> {
     }
 }
 
-/// A word of which one value (0, or all ones) says that there is none.
+/// A word in which one value (0 or all ones) means "none".
 pub struct OrNone<W, const NONE: u64>(PhantomData<W>);
 pub type OrZero<W> = OrNone<W, 0>;
 pub type OrOnes<W> = OrNone<W, { u64::MAX }>;
@@ -216,7 +219,7 @@ impl<W: Slot<Value = u64>, const NONE: u64> Slot for OrNone<W, NONE> {
     }
 }
 
-/// A word that holds a number plus one; 0 says that there is none.
+/// A word that holds a number plus one; 0 means none.
 pub struct PlusOne<W>(PhantomData<W>);
 
 impl<W: Slot<Value = u64>> Slot for PlusOne<W> {
@@ -261,7 +264,7 @@ impl Slot for Words {
     }
 }
 
-/// The own address of a connection, and its peer's.
+/// The connection's own address, and its peer's.
 pub enum BothEnds {}
 
 impl Slot for BothEnds {
@@ -400,7 +403,7 @@ macro_rules! wire {
             $(#[doc = concat!("[`", stringify!($module), "::", stringify!($name), "`]")] $name($module::$name),)*
         }
         impl $all {
-            /// Every kind that there is.
+            /// All kinds of this enum.
             pub const KINDS: &'static [u32] = &[$($kind,)*];
 
             /// The name of a kind.
@@ -411,7 +414,7 @@ macro_rules! wire {
                 }
             }
 
-            /// The message in a packet. Nothing but the packet's kind and words decides.
+            /// Decodes a packet. Only the packet's kind and words are used.
             ///
             /// # Errors
             /// [`Malformed`].
@@ -473,7 +476,7 @@ macro_rules! wire {
             /// A request from a process, a command or the agent to the monitor.
             Request { $($rkind request $rname,)* $($akind request $aname,)* });
         wire!(@enum
-            /// An answer of the monitor's to a request, or what it says unasked.
+            /// An answer of the monitor to a request, or a message that it sends unasked.
             Message { $($akind answer $aname,)* $($nkind notice $nname,)* });
     };
 }

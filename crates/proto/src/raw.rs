@@ -1,11 +1,13 @@
-//! A packet word by word. Tests and fuzzers use it to send messages that the library never sends.
+//! The words of a packet as plain fields. Tests and fuzzers use them to send messages that the
+//! library never sends.
 
 use crate::packet::Wire;
 use crate::values::Waiter;
 use crate::{Addr, Msg, VERSION};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The same bytes as [`Msg`]. [`crate::request`], [`crate::answer`] and [`crate::notice`] say what the words of a kind are.
+/// The same bytes as [`Msg`]. [`crate::request`], [`crate::answer`] and [`crate::notice`] define
+/// the words of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Packet {

@@ -1,9 +1,10 @@
-//! The registry: which listeners exist, so that a `connect` to anywhere else
-//! costs no message. One read-only memfd per monitor (F_SEAL_FUTURE_WRITE,
-//! written through the monitor's own earlier mapping).
+//! The registry lists the listeners of programs with the library, so that a `connect` to another
+//! address needs no message. Each monitor has one read-only memfd for it (F_SEAL_FUTURE_WRITE;
+//! the monitor writes through a mapping that it made before it set the seal).
 //!
-//! A reader takes `generation` (odd: being changed), reads, and checks it
-//! again. The registry only decides whether asking the monitor is worth it.
+//! A reader reads `generation` (odd: the monitor is changing the registry), then the entries, and
+//! then checks `generation` again. The registry only decides whether it is worth asking the
+//! monitor.
 
 use super::Addr;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -24,25 +25,25 @@ pub struct Entry {
 
 /// Network namespaces with source-port slices.
 pub const SLICED: usize = 8;
-/// Ports there are.
+/// Number of ports.
 pub const PORTS: usize = 1 << 16;
-/// Bytes of what comes with [`crate::kind::CLOSINGS`].
+/// Size in bytes of the memory that comes with [`crate::notice::Closings`].
 pub const CLOSINGS_SIZE: usize = PORTS * 4;
 /// CPUs that can have a slice.
 pub const SLICE_CPUS: usize = 1024;
 
-/// The source-port slices of a network namespace: a process that connects from
-/// there over the kernel takes its port from the slice of its CPU, so that the
-/// steering program finds it.
+/// The source-port slices of a network namespace. A process there that connects over the kernel
+/// takes its source port from the slice of its CPU. The steering program finds the CPU by that
+/// port.
 #[repr(C)]
 pub struct Slices {
     /// SO_NETNS_COOKIE; 0: unused.
     pub netns: u64,
     /// First port of the first slice.
     pub first: u32,
-    /// Ports a slice.
+    /// Number of ports of a slice.
     pub ports: u32,
-    /// 1 + number of the slice, by CPU; 0: none.
+    /// Number of the slice of each CPU, plus 1; 0: none.
     pub by_cpu: [u16; SLICE_CPUS],
 }
 
@@ -50,46 +51,46 @@ pub struct Slices {
 pub struct Registry {
     pub magic: u64,
     pub generation: AtomicU64,
-    /// CLOCK_MONOTONIC milliseconds, written at start only.
+    /// CLOCK_MONOTONIC milliseconds, written only at the start.
     pub started: u64,
-    /// Entries in use are below this.
+    /// Number of entries that may be in use: they come first.
     pub entries: u64,
     pub locals: u64,
-    /// CPUs of the machine, as the monitor found them at its start.
+    /// Number of CPUs of the machine at the monitor's start.
     pub cpus: u64,
-    /// Grows with `generation` where something else has changed than the listeners below: all answers are
-    /// asked for again.
+    /// Changes together with `generation` if something other than the listeners below has
+    /// changed. Every process then discards the monitor's answers and asks again.
     pub touched: u64,
     /// This host's own addresses in the monitor's network namespace, beyond
     /// loopback; v4-mapped.
     pub local: [[u8; 16]; LOCALS],
     pub entry: [Entry; ENTRIES],
-    /// Entries of `slices` in use are below this; 0 is the usual case.
+    /// Number of entries of `slices` that may be in use; usually 0.
     pub sliced: u64,
     pub slices: [Slices; SLICED],
-    /// 1: the monitor knows the two ends of a connection between network namespaces ([`kind::MEET`]).
-    ///
-    /// [`kind::MEET`]: super::kind::MEET
+    /// 1: the monitor can find the two ends of a connection between network namespaces
+    /// ([`crate::request::Meet`]).
     pub pairs: u64,
-    /// To whose channels a client's port is leased ([`lessee`]); 0: nobody's. An accepting process checks
-    /// here what a client says of itself: the page is the monitor's, and the channel is not.
+    /// The client process to which each port is leased, by [`lessee`]; 0: none. A process that
+    /// accepts checks a client's claims here, because only the monitor can write this page, while
+    /// the client can write the channel.
     pub owner: [AtomicU32; PORTS],
-    /// How many channels there are to listeners on a port, also to one that has ended: connections over
-    /// shared memory may have that address ([`super::kind::IN_USE`]).
+    /// Number of channels to listeners on each port, including listeners that have ended. If it
+    /// is not 0, connections over shared memory may use the port ([`crate::request::InUse`]).
     pub served: [AtomicU32; PORTS],
 }
 
-/// Channels of one [`lessee`], at most.
+/// Maximum number of channels of one [`lessee`].
 pub const CHANNELS_OF_ONE: u32 = 1 << 12;
 
-/// Of a channel's number: who has made it. Channels of one client process may share ports, as its sockets do in
-/// the kernel: to other listeners.
+/// The part of a channel's number that identifies the client process. Its channels may share
+/// ports if they lead to different listeners, as sockets may in the kernel.
 pub const fn lessee(channel: u32) -> u32 {
     channel / CHANNELS_OF_ONE
 }
 
 impl Registry {
-    /// Is that an address of this host, beyond loopback?
+    /// Is this an address of this host, other than loopback?
     pub fn has_local(&self, ip: &[u8; 16]) -> bool {
         self.local.iter().take(self.locals as usize).any(|l| l == ip)
     }

@@ -1,4 +1,4 @@
-//! What `fastsocket steer` asks the monitor, and what it is told, as JSON.
+//! Requests of `fastsocket steer` to the monitor, and the answers, as JSON.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Request {
-    /// Steer a device, in the place of what steered it before.
+    /// Steers a device, in place of the previous steering.
     Attach(Attach),
-    /// Leave a device as it was found.
+    /// Restores the settings that the device had before.
     Detach { device: String },
-    /// What is steered in this network namespace?
+    /// Asks what is steered in this network namespace.
     Status,
 }
 
@@ -22,9 +22,9 @@ pub struct Attach {
     pub device: String,
     /// One of [`POLICIES`], or the absolute path of a BPF object.
     pub policy: String,
-    /// Classify by the socket table alone.
+    /// Classify packets only by the socket table.
     pub precise: bool,
-    /// CPUs that take part; none: all that the monitor may run on.
+    /// CPUs that take part; none: all on which the monitor may run.
     pub cpus: Option<Vec<u32>>,
     /// `ntuple`, `native`, `generic` or `rps`; none: the first of these that works.
     pub mode: Option<String>,
@@ -32,7 +32,7 @@ pub struct Attach {
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Answer {
-    /// Why it was not done.
+    /// Why the request was not carried out.
     pub error: Option<String>,
     pub devices: Vec<Device>,
 }
@@ -42,15 +42,15 @@ pub struct Device {
     pub device: String,
     pub policy: String,
     pub precise: bool,
-    /// How: rules in the card, `XDP native`, `XDP generic`, RPS.
+    /// The mechanism that steers the device: rules in the card, `XDP native`, `XDP generic`, RPS.
     pub by: String,
-    /// Why not in a better way.
+    /// Why a better way is not possible.
     pub because: Option<String>,
     /// False: the device is gone.
     pub alive: bool,
     pub cpus: Vec<u32>,
     pub slices: Vec<Slice>,
-    /// Verdict to packets, by CPU that gave it.
+    /// Number of packets for each verdict, by the CPU that gave it.
     pub packets: BTreeMap<String, Vec<u64>>,
 }
 
@@ -60,6 +60,6 @@ pub struct Slice {
     pub cpu: u32,
     pub first: u16,
     pub last: u16,
-    /// Ports of it that connections have now, listeners' not counted.
+    /// Number of ports that connections use now; ports of listeners are not counted.
     pub in_use: u32,
 }

@@ -1,17 +1,21 @@
-//! Actions of a [`Switch`](crate::request::Switch) at the other side's end.
+//! Actions that a [`Switch`](crate::request::Switch) asks the monitor to do at the other side's
+//! end.
 
 /// Bits of [`Acts`](crate::values::Acts), done in this order.
 pub mod act {
-    /// What the requester has not read yet is sent. The requester has written its place in the
-    /// ring into `Slot::migrated`.
+    /// The monitor sends the bytes that the requester has not read yet, out of the requester's
+    /// receiving ring. The requester has stored its position in that ring in `Slot::migrated`.
     pub const POUR: u32 = 1;
     /// `shutdown(SHUT_WR)`.
     pub const FIN: u32 = 2;
-    /// The last close sends a reset.
+    /// Makes the last close send a reset.
     pub const RESET: u32 = 4;
     /// `shutdown(SHUT_RDWR)`.
     pub const SHUT_BOTH: u32 = 8;
-    /// One byte, unless the end has met an error or its end.
+    /// Sends one byte, unless this end has an error or the end of the stream.
     pub const SPEAK: u32 = 16;
-    pub const ALL: u32 = POUR | FIN | RESET | SHUT_BOTH | SPEAK;
+    /// The monitor closes its copy of the socket: the other side has the socket, too, and the
+    /// monitor has nothing to do there.
+    pub const LEAVE: u32 = 32;
+    pub const ALL: u32 = POUR | FIN | RESET | SHUT_BOTH | SPEAK | LEAVE;
 }

@@ -1,4 +1,4 @@
-//! Types of fields that are more than a number.
+//! Types of fields that are not just a number.
 
 use crate::packet::{wire, Wire};
 use fsocket_abi::arena::COUNTERS;
@@ -7,7 +7,7 @@ use fsocket_abi::channel::{SLOTS, WAITERS};
 /// One end of a connection in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Below [`SLOTS`].
+    /// Index of the slot, below [`SLOTS`].
     pub slot: usize,
     /// `CLIENT` or `SERVER` of [`fsocket_abi::channel`].
     pub side: usize,
@@ -43,9 +43,9 @@ impl Wire<u64> for Side {
 /// A waiter of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Waiter {
-    /// The side on which it waits.
+    /// The side of the channel on which the thread waits.
     pub side: usize,
-    /// Below [`WAITERS`].
+    /// Index of the waiter, below [`WAITERS`].
     pub number: usize,
 }
 
@@ -61,14 +61,14 @@ impl Wire<u64> for Waiter {
     }
 }
 
-/// A counter (an index of [`COUNTERS`]) and how much it has grown. No more than 2^56 - 1 is told at a time.
+/// A counter (an index of [`COUNTERS`]) and how much it has grown. At most 2^56 - 1 is reported at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub counter: usize,
     pub n: u64,
 }
 
-/// Bits of a word that hold the number.
+/// Number of low bits that hold the amount.
 const COUNTED_BITS: u32 = 56;
 
 impl Wire<u64> for Option<Counted> {
@@ -100,7 +100,8 @@ impl Wire<[u64; 4]> for [Option<Counted>; 4] {
     }
 }
 
-/// Actions at the other side's end, in this order: bits of [`act`](crate::switch::act).
+/// Actions at the other side's end: bits of [`act`](crate::switch::act), which also gives their
+/// order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acts(pub u32);
 
@@ -117,50 +118,59 @@ impl Wire<u32> for Acts {
 
 wire! {
     values
-    /// The order in a [`Switch`](crate::request::Switch). The monitor makes the sockets, and no process is ever given the
-    /// other side's end: an explicitly bound socket keeps its port for the process that holds the socket.
+    /// The order in a [`Switch`](crate::request::Switch). The monitor makes the sockets, and no
+    /// process ever gets the other side's end. (A process that holds a socket bound to a port
+    /// would keep that port.)
     Switching: u64 {
-        /// Make both ends. fd: any TCP socket of the connection's network namespace, which says only where that is. The
-        /// answer has the requester's end.
+        /// Make both ends. fd: any TCP socket in the connection's network namespace, by which the
+        /// monitor finds the namespace. The answer has the requester's end.
         Make = 0,
-        /// Do something at the other side's end, in that side's name: the field `acts`.
+        /// Do the actions of the field `acts` at the other side's end, on behalf of that side.
         Act = 1,
-        /// fd: the requester's end of an ordinary connection that the requester has made after EXDEV.
+        /// fd: the requester's end of an ordinary loopback connection. The requester has made it
+        /// after EXDEV.
         OwnReady = 2,
         /// fd: the other side's end of that connection.
         OtherReady = 3,
-        /// fd: a fresh TCP socket in place of the requester's end. The other side gets none.
+        /// fd: a new TCP socket that replaces the requester's end. The other side gets no end.
         Alone = 4,
-        /// Nobody has accepted the connection: connect the client's end to the kernel's listener. From the server's side;
-        /// fd as for `Make`. Errno EINPROGRESS: ask again in a moment.
+        /// The connection is not accepted yet: connect the client's end to the kernel's listener.
+        /// The server's side sends this; fd as for `Make`. Errno EINPROGRESS: ask again in a
+        /// moment.
         Dial = 5,
+        /// fd: the requester's end of a Unix connection that has moved to shared memory. The
+        /// monitor keeps a copy of it until one side moves the connection back or both have
+        /// closed it.
+        Keep = 6,
+        /// The requester moves such a Unix connection back to the kernel; used in place of
+        /// `Make`. Errno ENOENT: the monitor has no copy of the other side's end.
+        Return = 7,
     }
 }
 
 wire! {
     values
-    /// The part of a process that works for a listener.
+    /// The work of a process for a listener.
     Work: u64 {
-        /// It waits for connections, and may accept them.
+        /// The process waits for connections, and may accept them.
         Looks = 0,
-        /// It wants the channels only, to empty their queues.
-        Leaves = 1,
-        /// It has accepted all that waited in the kernel's queue, and goes on in shared memory.
+        /// The process has accepted all connections that waited in the kernel's queue. From now
+        /// on it accepts over shared memory.
         Accepts = 2,
     }
 }
 
 wire! {
     values
-    /// How a listener leaves shared memory.
+    /// The condition under which a listener leaves shared memory.
     Unpublishing: u64 {
-        /// For good, also where other processes hold it.
+        /// For good, even if other processes hold the listener.
         ForGood = 0,
-        /// Only if no other process holds it. If the listener is held elsewhere ([`Unpublishing::UnlessServed`]), only if
-        /// no other process works for it.
+        /// Only if no other process holds the listener. If unknown processes may hold it
+        /// ([`Unpublishing::UnlessServed`]): only if no other process works for it.
         IfLast = 1,
-        /// Processes that the monitor does not know may hold it: from now on it is in shared memory as long as a process
-        /// works for it.
+        /// Processes that the monitor does not know may hold the listener. From now on it stays
+        /// in shared memory only while it has workers.
         UnlessServed = 2,
     }
 }
@@ -169,15 +179,16 @@ wire! {
     values
     /// The fate of a descriptor that goes to another process.
     Passing: u64 {
-        /// This process sends it, and keeps its own.
+        /// This process sends the socket to another process, and keeps its own descriptor.
         Sent = 0,
-        /// It was not sent after all.
+        /// The socket was not sent after all.
         NotSent = 1,
-        /// This process has received it.
+        /// This process has received the socket.
         Arrived = 2,
-        /// This process has closed its last one.
+        /// This process has closed its last descriptor of the socket.
         Released = 3,
-        /// Processes have it that do not report it: forked children, and readers that only peek at a message.
+        /// Processes that do not report to the monitor have the socket: forked children, and
+        /// readers that only peek at a message.
         Shared = 4,
     }
 }

@@ -1,4 +1,5 @@
-//! All links of a host, one descriptor for what happens to them.
+//! All links of a host to other agents, and one descriptor that becomes readable for events of any
+//! link.
 
 use crate::agree::{Key, Role};
 use crate::device::Device;
@@ -12,19 +13,20 @@ use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 
-/// Completions that one call of [`Agent::poll`] looks at: a peer that is never silent does not keep it.
+/// Most completions that one call of [`Agent::poll`] handles, so that a peer that sends all the
+/// time cannot keep it busy.
 const BUDGET: usize = 1024;
 
-/// What has happened to a link.
+/// An event of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The peer says this, and what it announces has been written.
+    /// A message from the peer. The write that it announces is complete.
     Message(u32, Body),
-    /// All that was posted has left: its memory may be used again.
+    /// Everything that was posted has left, so its memory may be used again.
     Idle(u32),
-    /// A post that was refused for lack of room may be tried again.
+    /// A post was refused for lack of room, and may now be tried again.
     Room(u32),
-    /// The link is no more, and already forgotten.
+    /// The link has ended, and its state has been freed.
     Down(u32, Down),
 }
 
@@ -33,35 +35,37 @@ pub struct Agent {
     device: Rc<Device>,
     epoll: OwnedFd,
     next: u32,
-    /// There are completions left of the last poll.
+    /// The last poll left completions for the next call.
     more: bool,
 }
 
-/// By libc: an agent has the library, which leaves programs to the kernel whose epoll instances it has not seen.
+/// Makes the epoll instance by libc's function. An agent runs with the library, and the library
+/// leaves a program's sockets to the kernel if it has not seen the program's epoll instances.
 fn instance() -> Result<OwnedFd, Error> {
-    // SAFETY: no memory is involved.
+    // SAFETY: `epoll_create1` takes no pointers.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if fd < 0 {
         return Err(Error::Verbs("epoll", io::Error::last_os_error()));
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the call has just made the descriptor, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, name: u64) -> Result<(), Error> {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: name };
-    // SAFETY: an event that lives during the call.
+    // SAFETY: `event` is live during the call.
     match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) } {
         0 => Ok(()),
         _ => Err(Error::Verbs("epoll", io::Error::last_os_error())),
     }
 }
 
-/// In the epoll instance, beside the numbers of links.
+/// Mark of the device's events in the epoll instance. Events of links have the link's number,
+/// which is smaller.
 const DEVICE: u64 = 1 << 32;
 
 impl Agent {
-    /// On the device that has the address `addr`.
+    /// Opens the device that has the address `addr`.
     pub fn new(addr: IpAddr) -> Result<Agent, Error> {
         let device = Device::open(addr)?;
         let epoll = instance()?;
@@ -84,7 +88,7 @@ impl Agent {
         Ok(id)
     }
 
-    /// A link that has not been reported as down.
+    /// A link, unless it has been reported as down.
     pub fn get(&mut self, link: u32) -> Option<&mut Link> {
         self.links.get_mut(&link)
     }
@@ -94,7 +98,8 @@ impl Agent {
         self.links.remove(&link);
     }
 
-    /// Appends what has happened since. True: that was not all, call again before sleeping.
+    /// Appends the events since the last call. Returns true if some are left: then call again
+    /// before sleeping.
     pub fn poll(&mut self, events: &mut Vec<Event>) -> Result<bool, Error> {
         if self.device.port_failed() {
             for id in std::mem::take(&mut self.links).into_keys() {
@@ -102,7 +107,7 @@ impl Agent {
             }
         }
         self.device.arm()?;
-        // SAFETY: plain data, for which zero is valid.
+        // SAFETY: ibv_wc is plain data, for which zero is valid.
         let mut room: [verbs::ibv_wc; 32] = unsafe { std::mem::zeroed() };
         let mut seen = 0;
         self.more = loop {
@@ -116,7 +121,8 @@ impl Agent {
                 break !completions.is_empty();
             }
         };
-        // After the completions: what a peer has sent before it ended comes first.
+        // Handle ended links after the completions, so that messages come first that the peer sent
+        // before its end.
         if !self.more {
             self.ended(events);
         }
@@ -130,7 +136,8 @@ impl Agent {
             verbs::ibv_wc_status::IBV_WC_SUCCESS => Ok(()),
             verbs::ibv_wc_status::IBV_WC_RETRY_EXC_ERR => Err(Down::Cut),
             verbs::ibv_wc_status::IBV_WC_REM_ACCESS_ERR => Err(Down::Denied),
-            // An earlier completion has the reason, unless the peer is the reason.
+            // An earlier completion had the reason for this one's error, unless the peer is the
+            // reason.
             other => Err(Down::Failed(other as i32)),
         };
         let result = result.and_then(|()| match completion.wr_id as u32 {
@@ -142,7 +149,7 @@ impl Agent {
                 Ok(())
             }
             RECEIVE => {
-                // SAFETY: 4 bytes either way.
+                // SAFETY: both members of the union are 4 bytes of plain data.
                 let immediate = unsafe { completion.imm_data_invalidated_rkey_union.imm_data };
                 if let Some(body) = link.arrived(immediate)? {
                     events.push(Event::Message(id, body));
@@ -168,14 +175,14 @@ impl Agent {
         }
     }
 
-    /// Links whose TCP connection says that they are no more.
+    /// Reports links whose TCP connection has ended.
     fn ended(&mut self, events: &mut Vec<Event>) {
         let ended: Vec<_> = self
             .links
             .iter_mut()
             .filter_map(|(id, link)| match link.stream.read(&mut [0]) {
                 Ok(0) => Some((*id, Down::Gone)),
-                // Nothing is said there any more.
+                // After the exchange, an honest peer sends nothing over this connection.
                 Ok(_) => Some((*id, Down::Hostile)),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.kind() == io::ErrorKind::Interrupted => None,
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Some((*id, Down::Gone)),
@@ -187,14 +194,15 @@ impl Agent {
         }
     }
 
-    /// Sleeps until there is something to poll for. False: `timeout` (milliseconds) has passed.
+    /// Sleeps until [`Agent::poll`] has something to do. Returns false if `timeout` (milliseconds)
+    /// has passed.
     pub fn wait(&self, timeout: i32) -> io::Result<bool> {
         if self.more {
             return Ok(true);
         }
         let mut poll =
             libc::pollfd { fd: std::os::fd::AsRawFd::as_raw_fd(&self.epoll), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry.
+        // SAFETY: `poll` is one live pollfd, and the count is 1.
         match unsafe { libc::poll(&mut poll, 1, timeout) } {
             n if n < 0 => Err(io::Error::last_os_error()),
             n => Ok(n > 0),
@@ -203,7 +211,7 @@ impl Agent {
 }
 
 impl AsFd for Agent {
-    /// Readable: there is something to poll for.
+    /// Becomes readable when [`Agent::poll`] has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

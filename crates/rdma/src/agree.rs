@@ -1,4 +1,5 @@
-//! How two agents come to know each other: over a TCP connection, with a key that both hosts were given.
+//! Authentication of two agents: over a TCP connection, with a key that the administrator gave to
+//! both hosts.
 //!
 //! ```text
 //! connecting agent                         accepting agent
@@ -8,9 +9,10 @@
 //! checked ◀────────────────────────────── endpoint, MAC
 //! ```
 //!
-//! A MAC covers the sender's role, both nonces and the endpoint: nothing of an earlier exchange, and nothing
-//! that an agent has sent itself, is accepted. There is no exchange without a key. Bytes are authenticated and
-//! not hidden: whoever reads the wire sees the rkeys, and what RDMA carries.
+//! A MAC covers the sender's role, both nonces and the endpoint. So an agent accepts neither a
+//! message of an earlier exchange nor one that it has sent itself. Without a key there is no
+//! exchange. Bytes are authenticated but not encrypted: an eavesdropper sees the rkeys, and the
+//! data that RDMA carries.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -18,13 +20,13 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Also the version of the messages that follow: agents of one build talk to each other.
+/// Also the version of the messages that follow, because agents must be of the same build.
 const MAGIC: [u8; 8] = *b"fsRDMA01";
 const NONCE: usize = 32;
 const MAC: usize = 32;
-/// Bytes of an endpoint as it is sent.
+/// Size of an encoded endpoint in bytes.
 pub const ENDPOINT: usize = 48;
-/// For the whole exchange, however slowly a stranger sends.
+/// Time limit for the whole exchange, however slowly the other side sends.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +41,8 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
-/// What both hosts were given; random bytes, not a password: an exchange that is overheard allows guesses.
+/// The secret that both hosts share. It must be random bytes, not a password: an eavesdropper can
+/// test guesses of the key.
 pub struct Key(Vec<u8>);
 
 impl Key {
@@ -68,7 +71,7 @@ pub enum Role {
     Accepting = 2,
 }
 
-/// One end of a reliable connection, and the inbox behind it.
+/// One end of a reliable connection, and its inbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Endpoint {
     pub gid: [u8; 16],
@@ -76,9 +79,9 @@ pub struct Endpoint {
     pub psn: u32,
     pub inbox: u64,
     pub rkey: u32,
-    /// Messages that fit into the inbox.
+    /// Number of messages that fit into the inbox.
     pub depth: u32,
-    /// As the kernel and the verbs name it; the smaller one is used.
+    /// The MTU as the kernel and the verbs number it. The smaller one of both ends is used.
     pub mtu: u32,
 }
 
@@ -107,7 +110,8 @@ impl Endpoint {
     }
 }
 
-/// The other agent's endpoint, for ours. On an error the stream is of no more use.
+/// Sends our endpoint and returns the other agent's. After an error the stream must not be used
+/// any more.
 pub fn exchange(stream: &TcpStream, role: Role, key: &Key, own: &Endpoint) -> Result<Endpoint, Error> {
     let mut limited = Limited { stream, until: Instant::now() + LIMIT };
     let mut nonce = [0; NONCE];
@@ -121,7 +125,7 @@ pub fn exchange(stream: &TcpStream, role: Role, key: &Key, own: &Endpoint) -> Re
         return Err(Error::Version);
     }
     let theirs: [u8; NONCE] = hello[8..].try_into().expect("a nonce's length");
-    // In the order of the roles, which both know.
+    // Both sides put the nonces in the order of the roles.
     let (other, nonces) = match role {
         Role::Connecting => (Role::Accepting, [nonce, theirs]),
         Role::Accepting => (Role::Connecting, [theirs, nonce]),
@@ -135,7 +139,7 @@ pub fn exchange(stream: &TcpStream, role: Role, key: &Key, own: &Endpoint) -> Re
     }
     let mut answer = [0; ENDPOINT + MAC];
     limited.get(&mut answer).map_err(|e| match e.kind() {
-        // An accepting agent that finds a wrong MAC says nothing, and closes.
+        // An accepting agent that receives a wrong MAC closes without an answer.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Error::Refused,
         _ => Error::Io(e),
     })?;
@@ -147,7 +151,8 @@ pub fn exchange(stream: &TcpStream, role: Role, key: &Key, own: &Endpoint) -> Re
     Ok(Endpoint::decode(&endpoint))
 }
 
-/// Waits until both agents are here: each queue pair can receive before the first one sends.
+/// Waits until both agents are ready: each queue pair must be able to receive before the other one
+/// sends.
 pub fn ready(stream: &TcpStream) -> Result<(), Error> {
     let mut limited = Limited { stream, until: Instant::now() + LIMIT };
     limited.put(b"R")?;
@@ -159,10 +164,10 @@ pub fn ready(stream: &TcpStream) -> Result<(), Error> {
     Ok(())
 }
 
-/// Numbers that nobody else can guess.
+/// Fills `to` with random bytes that an attacker cannot guess.
 pub fn random(to: &mut [u8]) -> io::Result<()> {
     let got = rustix::rand::getrandom(&mut *to, rustix::rand::GetRandomFlags::empty())?;
-    // The kernel gives up to 256 bytes at once.
+    // The kernel returns up to 256 bytes in one call.
     if got == to.len() {
         Ok(())
     } else {
@@ -233,7 +238,7 @@ mod tests {
         (near, listener.accept().unwrap().0)
     }
 
-    /// Runs the accepting side, and closes its stream at the end as an agent does.
+    /// Runs the accepting side. The stream is closed at the end, as by an agent.
     fn accept(stream: TcpStream, k: u8) -> thread::JoinHandle<Result<Endpoint, Error>> {
         thread::spawn(move || exchange(&stream, Role::Accepting, &key(k), &endpoint(7)))
     }
@@ -272,7 +277,8 @@ mod tests {
 
     #[test]
     fn what_an_agent_has_sent_itself_is_refused() {
-        // Both believe that they have accepted: each MAC comes back to one that expects the other role.
+        // A relay connects two accepting agents. Each receives a MAC of the wrong role, and must
+        // refuse it.
         let (near, far) = pair();
         let (near2, far2) = pair();
         let agents = [accept(far, 1), accept(far2, 1)];
@@ -284,7 +290,7 @@ mod tests {
         };
         relay(&near, &near2, 8 + NONCE);
         relay(&near2, &near, 8 + NONCE);
-        // Neither proves anything first; an invented proof ends both.
+        // An accepting agent sends no proof first, and must refuse an invented one.
         for stream in [&near, &near2] {
             let mut stream = stream;
             stream.write_all(&[0; ENDPOINT + MAC]).unwrap();

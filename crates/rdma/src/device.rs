@@ -1,4 +1,4 @@
-//! The device that has an address of this host, and its completion queue.
+//! The RDMA device with an address of this host, and the device's completion queue.
 
 use crate::flow::{DEPTH, MAX_LINKS, QUEUE};
 use crate::Error;
@@ -17,12 +17,12 @@ fn failed(what: &'static str) -> Error {
     }
 }
 
-/// From a call of the verbs that returns null for an error.
+/// The result of a verbs call that returns null for an error.
 pub(crate) fn some<T>(what: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(pointer).ok_or_else(|| failed(what))
 }
 
-/// From one that returns an errno.
+/// The result of a verbs call that returns an errno.
 pub(crate) fn done(what: &'static str, errno: i32) -> Result<(), Error> {
     match errno {
         0 => Ok(()),
@@ -33,21 +33,23 @@ pub(crate) fn done(what: &'static str, errno: i32) -> Result<(), Error> {
 struct Context(NonNull<verbs::ibv_context>);
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened in `find`; everything made from it holds the device, and is gone.
+        // SAFETY: `find` opened the context. Objects made from the context hold the device, so
+        // none is left now.
         unsafe { verbs::ibv_close_device(self.0.as_ptr()) };
     }
 }
 struct Channel(NonNull<verbs::ibv_comp_channel>);
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: made in `open`; the queue that uses it is a field before this one.
+        // SAFETY: `open` made the channel. The queue that uses it is an earlier field of `Device`,
+        // so it is destroyed already.
         unsafe { verbs::ibv_destroy_comp_channel(self.0.as_ptr()) };
     }
 }
 struct Queue(NonNull<verbs::ibv_cq>);
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: made in `open`; queue pairs that use it hold the device, and are gone.
+        // SAFETY: `open` made the queue. Queue pairs that use it hold the device, so none is left.
         unsafe { verbs::ibv_destroy_cq(self.0.as_ptr()) };
     }
 }
@@ -64,32 +66,35 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The device one of whose RoCE v2 addresses is `addr`.
+    /// Opens the device that has the RoCE v2 address `addr`.
     pub fn open(addr: IpAddr) -> Result<Rc<Device>, Error> {
         let gid = match addr {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
         };
         let mut count = 0;
-        // SAFETY: an out parameter; the list is freed below.
+        // SAFETY: `count` is a live out parameter. The list is freed below.
         let list = some("ibv_get_device_list", unsafe { verbs::ibv_get_device_list(&mut count) })?;
         let found = (0..count.max(0) as usize).find_map(|i| {
-            // SAFETY: the list has `count` entries, which live until it is freed.
+            // SAFETY: the list has `count` entries, which are valid until it is freed, and `i` is
+            // below `count`.
             find(unsafe { *list.as_ptr().add(i) }, &gid)
         });
-        // SAFETY: from above; a context that was opened does not need the list.
+        // SAFETY: the list comes from `ibv_get_device_list`, and is freed once. An opened context
+        // does not need it.
         unsafe { verbs::ibv_free_device_list(list.as_ptr()) };
         let (context, port, gid_index) = found.ok_or(Error::NoDevice(addr))?;
         let raw = context.0.as_ptr();
-        // SAFETY: plain data, for which zero is valid.
+        // SAFETY: ibv_port_attr is plain data, for which zero is valid.
         let mut attr: verbs::ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: a live context and an out parameter.
+        // SAFETY: `raw` is an open context, and `attr` is a live out parameter.
         done("ibv_query_port", unsafe { verbs::ibv_query_port(raw, port, &mut attr) })?;
-        // SAFETY: a live context.
+        // SAFETY: `raw` is an open context.
         let channel = Channel(some("ibv_create_comp_channel", unsafe { verbs::ibv_create_comp_channel(raw) })?);
-        // Room for everything that all queue pairs can have under way: a queue that overflows breaks them all.
+        // Room for all requests that all queue pairs can have in flight, because an overflow would
+        // break all of them.
         let entries = MAX_LINKS * (QUEUE + DEPTH);
-        // SAFETY: a live context and channel.
+        // SAFETY: `raw` is an open context, and `channel` belongs to it.
         let queue = unsafe { verbs::ibv_create_cq(raw, entries as i32, ptr::null_mut(), channel.0.as_ptr(), 0) };
         let queue = Queue(some("ibv_create_cq", queue)?);
         let device = Device { queue, channel, context, port, gid, gid_index, mtu: attr.active_mtu };
@@ -109,35 +114,37 @@ impl Device {
         self.context.0.as_ptr()
     }
 
-    /// Readable: there was a completion since [`Device::arm`].
+    /// Becomes readable when a completion arrives after [`Device::arm`].
     pub fn completions(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel's, open while `self` lives.
+        // SAFETY: the descriptor belongs to the channel, which is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.channel.0.as_ref().fd) }
     }
 
-    /// Readable: [`Device::port_failed`] has something to say.
+    /// Becomes readable when [`Device::port_failed`] has an event to handle.
     pub fn asynchronous(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context's, open while `self` lives.
+        // SAFETY: the descriptor belongs to the context, which is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.context.0.as_ref().async_fd) }
     }
 
-    /// From now on a completion makes the descriptor readable. Look for completions after this, not before.
+    /// Makes the next completion signal the descriptor. Poll for completions after this call,
+    /// because earlier ones do not signal.
     pub fn arm(&self) -> Result<(), Error> {
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
         let mut events = 0;
-        // SAFETY: a live channel, out parameters; the descriptor does not block.
+        // SAFETY: the channel is open, and the out parameters are live. The descriptor is
+        // non-blocking, so the call returns.
         while unsafe { verbs::ibv_get_cq_event(self.channel.0.as_ptr(), &mut queue, &mut context) } == 0 {
             events += 1;
         }
-        // SAFETY: the only queue of this channel.
+        // SAFETY: all counted events are of this queue, because the channel has no other.
         unsafe { verbs::ibv_ack_cq_events(self.queue(), events) };
-        // SAFETY: a live queue.
+        // SAFETY: the queue lives as long as `self`.
         done("ibv_req_notify_cq", unsafe { verbs::ibv_req_notify_cq(self.queue(), 0) })
     }
 
-    /// Completions, as many as fit.
+    /// Returns as many completions as there are and as fit into `to`.
     pub fn poll<'a>(&self, to: &'a mut [verbs::ibv_wc]) -> Result<&'a [verbs::ibv_wc], Error> {
-        // SAFETY: a live queue, and room for as many as is said.
+        // SAFETY: the queue lives as long as `self`, and `to` has room for `to.len()` completions.
         let n = unsafe { verbs::ibv_poll_cq(self.queue(), to.len() as i32, to.as_mut_ptr()) };
         if n < 0 {
             return Err(Error::Verbs("ibv_poll_cq", io::Error::from_raw_os_error(libc::EIO)));
@@ -145,44 +152,46 @@ impl Device {
         Ok(&to[..n as usize])
     }
 
-    /// Has the port gone down, or the device away, since the last call?
+    /// Whether the port went down or the device disappeared since the last call.
     pub fn port_failed(&self) -> bool {
         let mut failed = false;
         loop {
             let mut event = std::mem::MaybeUninit::<verbs::ibv_async_event>::zeroed();
-            // SAFETY: a live context and an out parameter; the descriptor does not block.
+            // SAFETY: the context is open, and `event` is a live out parameter. The descriptor is
+            // non-blocking, so the call returns.
             if unsafe { verbs::ibv_get_async_event(self.context(), event.as_mut_ptr()) } != 0 {
                 return failed;
             }
-            // Read as a number: the kernel may know events that the enumeration does not.
-            // SAFETY: in the event, which the call has filled in.
+            // The kind is read as a number, because the kernel may have events that the
+            // enumeration lacks.
+            // SAFETY: the call has filled the event, and the field is a 32-bit number.
             let kind = unsafe { ptr::addr_of!((*event.as_ptr()).event_type).cast::<u32>().read() };
             failed |= kind == verbs::ibv_event_type::IBV_EVENT_PORT_ERR as u32
                 || kind == verbs::ibv_event_type::IBV_EVENT_DEVICE_FATAL as u32
                 || kind == verbs::ibv_event_type::IBV_EVENT_CQ_ERR as u32;
-            // SAFETY: from the call above, once.
+            // SAFETY: the call has returned this event, which is acknowledged once.
             unsafe { verbs::ibv_ack_async_event(event.as_mut_ptr()) };
         }
     }
 }
 
-/// Opens `device` if it has the address: context, port, index.
+/// Opens `device` if it has the address. Returns context, port, and index of the address.
 fn find(device: *mut verbs::ibv_device, gid: &[u8; 16]) -> Option<(Context, u8, u8)> {
     const ROCE_V2: u32 = 2;
-    // SAFETY: an entry of the list of devices.
+    // SAFETY: `device` is an entry of the list of devices, which is not freed yet.
     let context = Context(NonNull::new(unsafe { verbs::ibv_open_device(device) })?);
-    // SAFETY: plain data, for which zero is valid.
+    // SAFETY: ibv_gid_entry is plain data, for which zero is valid.
     let mut entries: [verbs::ibv_gid_entry; 128] = unsafe { std::mem::zeroed() };
-    // SAFETY: a live context, and room for as many as is said.
+    // SAFETY: the context is open, and `entries` has room for the passed number of entries.
     let n = unsafe { verbs::ibv_query_gid_table(context.0.as_ptr(), entries.as_mut_ptr(), entries.len(), 0) };
     let entry = entries.iter().take(n.max(0) as usize).find(|entry| {
-        // SAFETY: 16 bytes either way.
+        // SAFETY: both members of the union are 16 bytes of plain data.
         entry.gid_type == ROCE_V2 && unsafe { entry.gid.raw } == *gid
     })?;
     Some((context, entry.port_num.try_into().ok()?, entry.gid_index.try_into().ok()?))
 }
 
-/// What one link's keys are for.
+/// A protection domain: the memory keys of a link are valid in this domain only.
 pub(crate) struct Domain {
     pd: NonNull<verbs::ibv_pd>,
     pub device: Rc<Device>,
@@ -190,7 +199,7 @@ pub(crate) struct Domain {
 
 impl Domain {
     pub fn new(device: &Rc<Device>) -> Result<Rc<Domain>, Error> {
-        // SAFETY: a live context.
+        // SAFETY: the context is open as long as `device` lives.
         let pd = some("ibv_alloc_pd", unsafe { verbs::ibv_alloc_pd(device.context()) })?;
         Ok(Rc::new(Domain { pd, device: device.clone() }))
     }
@@ -202,7 +211,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: made in `new`; regions and queue pairs hold it, and are gone.
+        // SAFETY: `new` made the domain. Regions and queue pairs hold the domain, so none is left.
         unsafe { verbs::ibv_dealloc_pd(self.pd.as_ptr()) };
     }
 }

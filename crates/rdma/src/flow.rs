@@ -1,56 +1,59 @@
-//! How many messages a peer has room for. No message is sent that would not fit into the other agent's inbox,
-//! and none is overwritten before it was read.
+//! Flow control: counts how many more messages the peer has room for. A message is sent only if it
+//! fits into the other agent's inbox, and no message is overwritten before it was read.
 //!
-//! Credits go back with every message; a message for nothing but credits is due when half of the inbox was read
-//! since. The last place in the inbox is kept for those, so that two agents with much to say do not wait
-//! for each other: each such message gives back half an inbox at least.
+//! Every message returns credits. If half of the inbox was read since the last one, a message that
+//! only returns credits is due. The last place in the inbox is reserved for such messages. So two
+//! agents that both send much cannot block each other: each such message returns at least half an
+//! inbox.
 
-/// Messages that fit into an inbox.
+/// Number of messages that fit into an inbox.
 pub const DEPTH: u32 = 64;
-/// Work requests that a send queue holds: for each message one, and one for the write before it.
+/// Number of work requests that a send queue holds: one for each message, and one for the write
+/// before it.
 pub const QUEUE: u32 = 2 * DEPTH;
-/// Peer hosts of one agent: what its completion queue has room for.
+/// Most peer hosts of one agent; the completion queue has room for them.
 pub const MAX_LINKS: u32 = 32;
 
 /// The peer broke the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hostile;
 
-/// Counters of messages, one link's. They wrap.
+/// Message counters of one link. They wrap around.
 #[derive(Debug, Default)]
 pub struct Flow {
     sent: u32,
-    /// Of the sent ones: left this host's outbox, which has as many places.
+    /// Sent messages that have left this host's outbox. The outbox has [`DEPTH`] places.
     completed: u32,
-    /// Of the sent ones: read by the peer, as it says.
+    /// Sent messages that the peer has reported as read.
     returned: u32,
     received: u32,
-    /// Of the received ones: given back to the peer.
+    /// Received messages whose places were returned to the peer.
     told: u32,
 }
 
 impl Flow {
-    /// Is there room for a message?
+    /// Whether there is room for a message.
     pub fn may_send(&self) -> bool {
         self.under_way() < DEPTH - 1
     }
 
-    /// Is a message due that only returns credits?
+    /// Whether a message is due that only returns credits.
     pub fn owes(&self) -> bool {
         self.received.wrapping_sub(self.told) >= DEPTH / 2 && self.under_way() < DEPTH
     }
 
     fn under_way(&self) -> u32 {
-        // A credit may come back before the completion of what it is for.
+        // The credit for a message may arrive before the completion of its send.
         self.sent.wrapping_sub(self.returned).max(self.outstanding())
     }
 
-    /// Messages that have not left the outbox.
+    /// Messages that have not left the outbox yet.
     pub fn outstanding(&self) -> u32 {
         self.sent.wrapping_sub(self.completed)
     }
 
-    /// The number of the next message, and the credits to send with it.
+    /// Counts a message to send. Returns its number, and the number of received messages to report
+    /// with it.
     pub fn send(&mut self) -> (u32, u32) {
         let number = self.sent;
         self.sent = self.sent.wrapping_add(1);
@@ -58,7 +61,7 @@ impl Flow {
         (number, self.received)
     }
 
-    /// The oldest message that was under way has left.
+    /// The oldest message in flight has left.
     pub fn complete(&mut self) {
         self.completed = self.completed.wrapping_add(1);
     }
@@ -68,9 +71,10 @@ impl Flow {
         self.received
     }
 
-    /// A message has come and was read.
+    /// Counts a message that has arrived and was read.
     pub fn receive(&mut self, number: u32, returned: u32) -> Result<(), Hostile> {
-        // More than was sent, or less than before, would let us write over what was not read.
+        // Refuse more credits than messages were sent, and fewer than before: both would let us
+        // overwrite unread messages.
         let fresh = returned.wrapping_sub(self.returned);
         if number != self.received || fresh > self.sent.wrapping_sub(self.returned) {
             return Err(Hostile);
@@ -110,7 +114,7 @@ mod tests {
             while said != [500; 2] || agents.iter().any(Flow::owes) {
                 let mut moved = false;
                 for me in 0..2 {
-                    // Bursts of any length in any order.
+                    // Send bursts of random length.
                     for _ in 0..below(&mut state, 2 * u64::from(DEPTH)) {
                         let flow = &mut agents[me];
                         let data = flow.may_send() && said[me] < 500;

@@ -1,13 +1,17 @@
-//! Between agents of two hosts: messages, and one-sided writes into memory that one agent has given the other.
+//! Communication between agents of two hosts: messages, and one-sided writes into memory that one
+//! agent has given to the other.
 //!
-//! An *agent* is one process of a host. It has one reliable connection ([`Link`]) to each peer host, with a
-//! protection domain of its own: no peer's key opens what another was given. A message is 56 bytes. It goes by
-//! RDMA write into the peer's inbox, its number as the immediate, behind the write that it announces. All links
-//! of an agent share a completion queue, and everything that can happen to them makes one descriptor
-//! readable ([`Agent`] is to be polled then; nobody has to poll without).
+//! An *agent* is one process of a host. It has one reliable connection ([`Link`]) to each peer
+//! host. Each link has a protection domain of its own, so a key of one peer does not open memory
+//! that was given to another.
 //!
-//! rdma-core is loaded when an agent starts. Without it, or without a device, there is an [`Error`], and nothing else
-//! changes. ADR 57 says what this crate does not do yet.
+//! A message is 56 bytes. An RDMA write puts it into the peer's inbox, with its number as the
+//! immediate value. The write that a message announces is posted before the message. All links of
+//! an agent share a completion queue. One descriptor becomes readable for every event; then call
+//! [`Agent::poll`], and at no other time.
+//!
+//! rdma-core is loaded when an agent starts. If it is missing, or if there is no device, the
+//! result is an [`Error`], and nothing else changes. ADR 60 says what this crate does not do yet.
 
 pub mod agree;
 pub mod flow;
@@ -28,10 +32,10 @@ pub use link::{Down, Link, Refused, Transfer};
 #[cfg(feature = "verbs")]
 pub use memory::{Access, Mapping, Region, Window};
 
-/// What an agent says with each message.
+/// The contents of an agent's message.
 pub type Body = [u64; 7];
 
-/// Why there is no agent, or no link.
+/// The reason why an agent or a link could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("not supported: rdma-core is not there")]

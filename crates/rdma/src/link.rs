@@ -14,37 +14,38 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use verbs::ibv_qp_attr_mask as mask;
 
-/// Bytes of a message: a word of its own, and the body.
+/// Size of a message: one word for the link itself, and the body.
 const MESSAGE: usize = 64;
 const BOX: usize = MESSAGE * DEPTH as usize;
 const WORDS: usize = MESSAGE / 8;
 
-/// What a work request is, in the low half of its name; the high half is the link.
+/// The low half of a work request's ID is its kind; the high half is the number of the link.
 pub(crate) const WRITE: u32 = 1;
 pub(crate) const SEND: u32 = 2;
 pub(crate) const RECEIVE: u32 = 3;
 
-/// Why a link is no more. Nothing that was posted on it is known to have arrived.
+/// Why a link has ended. Posts that are not complete may or may not have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Down {
     /// The peer's host does not answer, or a port has gone down.
     Cut,
     /// The peer agent has ended.
     Gone,
-    /// The peer has refused a write: it was not for memory that it had given.
+    /// The peer has refused a write, because it was outside of the memory that the peer had given.
     Denied,
     /// The peer broke the protocol.
     Hostile,
-    /// Something else, as the verbs say it (`enum ibv_wc_status`; -1: a call failed).
+    /// Another error: a number of `enum ibv_wc_status`, or -1 if a call failed.
     Failed(i32),
 }
 
 /// Why a message was not posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Not now: the peer has not read what came before. [`crate::Event::Room`] follows.
+    /// There is no room now, because the peer has not read earlier messages.
+    /// [`crate::Event::Room`] follows.
     Full,
-    /// The transfer does not lie in its region, or not in the peer's window; or the body is all zero.
+    /// The transfer is not within its region or the peer's window, or the body is all zeros.
     Range,
     /// The queue pair has failed; [`crate::Event::Down`] follows.
     Failed,
@@ -53,46 +54,49 @@ pub enum Refused {
 /// A write that a message announces.
 pub struct Transfer<'a> {
     pub region: &'a Region,
-    /// Bytes of the region.
+    /// Range of bytes in the region.
     pub from: Range<usize>,
     pub to: Window,
-    /// Where in the window.
+    /// Offset in the window.
     pub at: usize,
 }
 
 struct QueuePair(NonNull<verbs::ibv_qp>);
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made in `Link::new`, once.
+        // SAFETY: `Link::new` made the queue pair, and only this drop destroys it.
         unsafe { verbs::ibv_destroy_qp(self.0.as_ptr()) };
     }
 }
 
-/// One peer. Fields are dropped in their order: the queue pair before the memory that it uses.
+/// The link to one peer. Fields are dropped in their order: the queue pair before the memory that
+/// it uses.
 pub struct Link {
     qp: QueuePair,
     inbox: Region,
     outbox: Region,
-    /// For each message that has not left, oldest first: what its write reads from.
+    /// For each message that has not left, oldest first: the region that its write reads from.
     under_way: VecDeque<Option<Region>>,
     domain: Rc<Domain>,
     id: u32,
     pub(crate) flow: Flow,
-    /// A post was refused since there was room.
+    /// A post was refused, and no room has been reported since.
     pub(crate) waits: bool,
     peer: Endpoint,
-    /// Its end says that the peer agent has ended; probes on it, that the peer host has.
+    /// The TCP connection to the peer agent. It ends when the agent ends. If the peer host is
+    /// gone, keepalive probes get no answer.
     pub(crate) stream: TcpStream,
 }
 
 impl Link {
-    /// Over `stream`, to the agent at its other end. Blocks for seconds if that is slow.
+    /// Makes a link over `stream` to the agent at its other end. Blocks for seconds if that agent
+    /// is slow.
     pub(crate) fn new(device: &Rc<Device>, id: u32, stream: TcpStream, role: Role, key: &Key) -> Result<Link, Error> {
         let domain = Domain::new(device)?;
         let memory = boxes()?;
         let inbox = Region::new(&domain, &memory, 0..BOX, Access::Write)?;
         let outbox = Region::new(&domain, &memory, BOX..2 * BOX, Access::None)?;
-        // SAFETY: plain data, for which zero is valid.
+        // SAFETY: ibv_qp_init_attr is plain data, for which zero is valid.
         let mut init: verbs::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         init.send_cq = device.queue();
         init.recv_cq = device.queue();
@@ -101,13 +105,13 @@ impl Link {
         init.cap.max_recv_wr = DEPTH;
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
-        // SAFETY: a live domain and queue.
+        // SAFETY: domain and queues are live, and `init` is a live structure.
         let qp = QueuePair(some("ibv_create_qp", unsafe { verbs::ibv_create_qp(domain.pd(), &mut init) })?);
         let mut psn = [0; 4];
         agree::random(&mut psn).map_err(agree::Error::Io)?;
         let own = Endpoint {
             gid: device.gid,
-            // SAFETY: a live queue pair.
+            // SAFETY: the queue pair has just been made, and lives in `qp`.
             qpn: unsafe { qp.0.as_ref().qp_num },
             psn: u32::from_le_bytes(psn) & 0xff_ffff,
             inbox: inbox.window().addr,
@@ -131,14 +135,16 @@ impl Link {
         Ok(link)
     }
 
-    /// Reset, initialised, ready to receive, ready to send.
+    /// Takes the queue pair through its states: reset, initialised, ready to receive, ready to
+    /// send.
     fn start(&self, own: &Endpoint) -> Result<(), Error> {
-        // Unanswered for 0.27 s (4.096 us times 2^16), sent again four times, then the link is cut. A peer
-        // without a receive request has broken the protocol, and is not waited for.
+        // A request that gets no answer for 0.27 s (4.096 us times 2^16) is sent again, four
+        // times; then the link is cut. A peer that posts no receive request has broken the
+        // protocol, so it gets no retries.
         const TIMEOUT: u8 = 16;
         const RETRIES: u8 = 4;
         let device = &self.domain.device;
-        // SAFETY: plain data, for which zero is valid.
+        // SAFETY: ibv_qp_attr is plain data, for which zero is valid.
         let mut attr: verbs::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = verbs::ibv_qp_state::IBV_QPS_INIT;
         attr.port_num = device.port;
@@ -180,22 +186,23 @@ impl Link {
 
     fn modify(&self, attr: &mut verbs::ibv_qp_attr, what: &[mask]) -> Result<(), Error> {
         let what = what.iter().fold(mask::IBV_QP_STATE.0, |all, one| all | one.0);
-        // SAFETY: a live queue pair and attributes.
+        // SAFETY: the queue pair is live as long as `self`, and `attr` is a live structure.
         done("ibv_modify_qp", unsafe { verbs::ibv_modify_qp(self.qp.0.as_ptr(), attr, what as i32) })
     }
 
-    /// Part of `mapping`, for this peer alone.
+    /// Registers part of `mapping` for this peer alone.
     pub fn register(&self, mapping: &Rc<Mapping>, range: Range<usize>, access: Access) -> Result<Region, Error> {
         Region::new(&self.domain, mapping, range, access)
     }
 
-    /// Room for one more message.
+    /// Posts a receive request: room for one more message.
     fn receive(&self) -> Result<(), Error> {
-        // SAFETY: plain data, for which zero is valid: no buffer, the write names its place itself.
+        // SAFETY: ibv_recv_wr is plain data, for which zero is valid. It needs no buffer, because
+        // the peer's write names its own place.
         let mut request: verbs::ibv_recv_wr = unsafe { std::mem::zeroed() };
         request.wr_id = self.name(RECEIVE);
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair; the request is copied.
+        // SAFETY: the queue pair is live as long as `self`, and the call copies the request.
         done("ibv_post_recv", unsafe { verbs::ibv_post_recv(self.qp.0.as_ptr(), &mut request, &mut bad) })
     }
 
@@ -203,8 +210,8 @@ impl Link {
         u64::from(self.id) << 32 | u64::from(what)
     }
 
-    /// Posts a message, and before it the write that it announces. The peer sees the message when
-    /// all of the write is there.
+    /// Posts a write, if any, and a message that announces the write. The peer sees the message
+    /// only after the whole write.
     pub fn post(&mut self, body: &Body, transfer: Option<Transfer>) -> Result<(), Refused> {
         if let Some(t) = &transfer {
             let (from, to) = (&t.from, t.at.checked_add(t.from.len()));
@@ -212,7 +219,7 @@ impl Link {
                 return Err(Refused::Range);
             }
         }
-        // That is a message which only returns credits.
+        // An all-zero body marks a message that only returns credits.
         if *body == [0; 7] {
             return Err(Refused::Range);
         }
@@ -223,7 +230,7 @@ impl Link {
         self.submit(body, transfer)
     }
 
-    /// Returns credits that the peer may wait for.
+    /// Sends a message that returns credits, if the peer may be waiting for them.
     pub(crate) fn settle(&mut self) -> Result<(), Refused> {
         if self.flow.owes() {
             self.submit(&[0; 7], None)
@@ -235,8 +242,8 @@ impl Link {
     fn submit(&mut self, body: &Body, transfer: Option<Transfer>) -> Result<(), Refused> {
         let (number, returned) = self.flow.send();
         let place = (number % DEPTH) as usize * MESSAGE;
-        // SAFETY: a place in the outbox, aligned, and not being sent: the flow says so. The peer cannot write
-        // there.
+        // SAFETY: the place is within the outbox and aligned. The flow control says that no send
+        // reads it now, and the peer cannot write there.
         unsafe {
             let to = self.outbox.start().add(place).cast::<u64>();
             to.write(u64::from(number) | u64::from(returned) << 32);
@@ -264,8 +271,8 @@ impl Link {
             first = &mut write;
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair with room for both (the flow says so); the requests are copied, and what
-        // they read from is held in `under_way`.
+        // SAFETY: the queue pair is live, and by the flow control it has room for both requests.
+        // The call copies the requests, and `under_way` holds the memory that they read from.
         let posted = unsafe { verbs::ibv_post_send(self.qp.0.as_ptr(), first, &mut bad) };
         self.under_way.push_back(transfer.map(|t| t.region.clone()));
         if posted == 0 {
@@ -275,35 +282,38 @@ impl Link {
         }
     }
 
-    /// A message has left.
+    /// The oldest message has left.
     pub(crate) fn sent(&mut self) {
         self.flow.complete();
         self.under_way.pop_front();
     }
 
-    /// A message has come, with this immediate. None: it only returned credits.
+    /// Handles a message that has arrived with this immediate value. `None`: it only returned
+    /// credits.
     pub(crate) fn arrived(&mut self, immediate: u32) -> Result<Option<Body>, Down> {
         let place = (self.flow.expected() % DEPTH) as usize * WORDS;
-        // The peer writes there whenever it wants to: read once, then checked.
+        // The peer can write there at any time, so read each word once, and check it afterwards.
         let word = |i: usize| {
-            // SAFETY: an aligned word of the inbox.
+            // SAFETY: the word is within the inbox and aligned, and an AtomicU64 allows concurrent
+            // writes.
             unsafe { &*self.inbox.start().cast::<AtomicU64>().add(place + i) }.load(Ordering::Acquire)
         };
         let first = word(0);
         let body: Body = std::array::from_fn(|i| word(1 + i));
-        // A peer that sends more than it may writes over what was not read: it harms its own messages.
+        // A peer that sends more than it may overwrites unread messages. It harms only its own
+        // messages.
         if u32::from_be(immediate) != first as u32 {
             return Err(Down::Hostile);
         }
         self.flow.receive(first as u32, (first >> 32) as u32).map_err(|_| Down::Hostile)?;
-        // Before the credit for it goes back.
+        // Post the receive request before the credit for it is returned.
         self.receive().map_err(|_| Down::Failed(-1))?;
         Ok((body != [0; 7]).then_some(body))
     }
 }
 
 fn request(part: &mut verbs::ibv_sge, addr: u64, rkey: u32) -> verbs::ibv_send_wr {
-    // SAFETY: plain data, for which zero is valid.
+    // SAFETY: ibv_send_wr is plain data, for which zero is valid.
     let mut request: verbs::ibv_send_wr = unsafe { std::mem::zeroed() };
     request.sg_list = part;
     request.num_sge = 1;
@@ -311,7 +321,7 @@ fn request(part: &mut verbs::ibv_sge, addr: u64, rkey: u32) -> verbs::ibv_send_w
     request
 }
 
-/// Memory for inbox and outbox.
+/// Allocates the memory for inbox and outbox.
 fn boxes() -> Result<Rc<Mapping>, Error> {
     use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
     let failed = |e: rustix::io::Errno| Error::Verbs("memfd_create", e.into());
@@ -321,7 +331,7 @@ fn boxes() -> Result<Rc<Mapping>, Error> {
     Mapping::new(fd, 2 * BOX)
 }
 
-/// An idle link learns within 4 s that the peer's host is gone.
+/// Sets keepalive probes, so that an idle link learns within 4 s that the peer's host is gone.
 fn probe(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Shared memory, and what of it a peer may write.
+//! Shared memory, and the parts of it that a peer may write.
 
 use crate::device::Domain;
 use crate::Error;
@@ -18,25 +18,25 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// The first `len` bytes of `fd`.
+    /// Maps the first `len` bytes of `fd`.
     pub fn new(fd: impl AsFd, len: usize) -> Result<Rc<Mapping>, Error> {
         let seals = fcntl_get_seals(&fd).map_err(|_| Error::Memory)?;
         let size = fstat(&fd).map_err(|_| Error::Memory)?.st_size;
         if !seals.contains(SealFlags::SHRINK) || len == 0 || (size as u64) < len as u64 {
             return Err(Error::Memory);
         }
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address, so the new mapping replaces nothing.
         let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0) };
         let base = base.map_err(|e| Error::Verbs("mmap", e.into()))?;
         Ok(Rc::new(Mapping { base: NonNull::new(base.cast()).ok_or(Error::Memory)?, len }))
     }
 
-    /// Others read and write there at any time.
+    /// The start of the mapping. Other processes may read and write this memory at any time.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> usize {
         self.len
     }
@@ -44,21 +44,23 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`. A region that a device uses holds the mapping.
+        // SAFETY: `new` made this mapping. A region that a device uses holds the mapping, so no
+        // device uses it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// What a peer may do with a region.
+/// Whether the peer may access a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Nothing: it is sent from here.
+    /// No access: the region is only a source of sends.
     None,
-    /// Write.
+    /// The peer may write.
     Write,
 }
 
-/// Part of a mapping that a link's device reads from or writes to. Its pages are pinned while it lives.
+/// Part of a mapping that a link's device reads from or writes to. Its pages are pinned as long as
+/// the region lives.
 #[derive(Clone)]
 pub struct Region(Rc<Registered>);
 
@@ -90,38 +92,38 @@ impl Region {
         }
         let access = match access {
             Access::None => 0,
-            // A device that others write through must write here itself.
+            // The verbs require that a remotely writable region is locally writable, too.
             Access::Write => {
                 verbs::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | verbs::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
             }
         };
-        // SAFETY: within the mapping, see above.
+        // SAFETY: the range is not empty and ends within the mapping.
         let start = unsafe { mapping.base.add(range.start) };
-        // SAFETY: the range is mapped as long as `_mapping` is held, the domain is live.
+        // SAFETY: the range stays mapped as long as `_mapping` is held, and the domain is live.
         let mr = unsafe { verbs::ibv_reg_mr(domain.pd(), start.as_ptr().cast(), range.len(), access as i32) };
         let mr = NonNull::new(mr).ok_or_else(|| Error::Verbs("ibv_reg_mr", io::Error::last_os_error()))?;
         let held = (mapping.clone(), domain.clone());
         Ok(Region(Rc::new(Registered { mr, start, len: range.len(), _mapping: held.0, _domain: held.1 })))
     }
 
-    /// For the peer.
+    /// The region as the peer needs to know it.
     pub fn window(&self) -> Window {
-        // SAFETY: registered while `self` lives.
+        // SAFETY: the region stays registered as long as `self` lives.
         let rkey = unsafe { self.0.mr.as_ref().rkey };
         Window { addr: self.0.start.as_ptr() as u64, rkey, len: self.0.len as u32 }
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: registered while `self` lives.
+        // SAFETY: the region stays registered as long as `self` lives.
         unsafe { self.0.mr.as_ref().lkey }
     }
 
-    /// Where the region lies in this process.
+    /// Address of the region in this process.
     pub fn start(&self) -> *mut u8 {
         self.0.start.as_ptr()
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> usize {
         self.0.len
     }
@@ -129,8 +131,8 @@ impl Region {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: registered in `new`, once. A write that uses the region holds it until it is complete or its
-        // queue pair is destroyed.
+        // SAFETY: `new` registered the region, and only this drop ends it. A write that uses the
+        // region holds it until the write is complete or its queue pair is destroyed.
         unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) };
     }
 }

@@ -1,5 +1,6 @@
-//! Two agents, two soft-RoCE devices on a veth pair: `scripts/rdma.sh` runs this in an emulated machine. The other
-//! agent is a process of its own: this program again, told so by [`FAR`].
+//! Two agents on two soft-RoCE devices over a veth pair. `scripts/rdma.sh` runs this in an
+//! emulated machine. The other agent is a second process of this program, which [`FAR`] in the
+//! environment tells its role.
 
 use fsocket_rdma::agree::{Key, Role};
 use fsocket_rdma::{Access, Agent, Down, Error, Event, Mapping, Refused, Region, Transfer, Window};
@@ -13,15 +14,15 @@ use std::rc::Rc;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// In the environment of the other agent: its address.
+/// Environment variable of the other agent with its address.
 const FAR: &str = "FASTSOCKET_RDMA_FAR";
 const NEAR: &str = "10.9.0.1";
 const OTHER: &str = "10.9.0.2";
-/// The machine is emulated.
+/// A long limit, because the machine is emulated.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const SIZE: usize = 256 << 10;
-/// What of the other agent's memory is given to this one.
+/// The part of the other agent's memory that this agent may write.
 const GIVEN: std::ops::Range<usize> = 64 << 10..192 << 10;
 const UNTOUCHED: u8 = 0xaa;
 
@@ -35,7 +36,7 @@ fn run(command: &str) {
     assert!(status.success(), "{command}: {status}");
 }
 
-/// The two hosts' devices.
+/// Makes the devices of the two hosts.
 fn devices() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -66,7 +67,7 @@ fn pattern(at: usize) -> u8 {
     (at * 7 + at / 251) as u8
 }
 
-/// The other agent: gives a window, says what it finds there, and echoes.
+/// The other agent: gives a window, reports what was written there, and echoes messages.
 fn far(addr: IpAddr) {
     let mut agent = Agent::new(addr).unwrap();
     let listener = TcpListener::bind((addr, 0)).unwrap();
@@ -76,9 +77,9 @@ fn far(addr: IpAddr) {
         Err(e) => return println!("NO LINK {e}"),
     };
     let (fd, mapping) = memory();
-    // SAFETY: as long as it is said; nobody else has it yet.
+    // SAFETY: the mapping has SIZE bytes, and no other process uses it yet.
     unsafe { mapping.base().write_bytes(UNTOUCHED, SIZE) };
-    // As a program would see it that knows nothing of RDMA.
+    // A second mapping, as of a program that knows nothing of RDMA.
     let seen = Mapping::new(&fd, SIZE).unwrap();
     let given = agent.get(link).unwrap().register(&mapping, GIVEN, Access::Write).unwrap();
     let Window { addr, rkey, len } = given.window();
@@ -98,11 +99,13 @@ fn far(addr: IpAddr) {
                 Event::Message(_, [CHECK, at, len, ..]) => {
                     let written = GIVEN.start + at as usize..GIVEN.start + (at + len) as usize;
                     let right = (0..SIZE).all(|i| {
-                        // SAFETY: in the mapping; the writer waits for the answer.
+                        // SAFETY: `i` is within the mapping. The writer waits for the answer, so
+                        // it does not write now.
                         let byte = unsafe { seen.base().add(i).read_volatile() };
                         byte == if written.contains(&i) { pattern(i - GIVEN.start) } else { UNTOUCHED }
                     });
-                    // SAFETY: the whole mapping; the writer waits for the answer.
+                    // SAFETY: the mapping has SIZE bytes. The writer waits for the answer, so it
+                    // does not write now.
                     unsafe { seen.base().write_bytes(UNTOUCHED, SIZE) };
                     answers.push_back([CHECKED, at, right.into(), 0, 0, 0, 0]);
                 }
@@ -120,7 +123,7 @@ struct Pair {
     far: Child,
     said: BufReader<std::process::ChildStdout>,
     window: Window,
-    /// What is sent from.
+    /// Memory from which the test writes.
     region: Region,
     events: VecDeque<Event>,
 }
@@ -137,13 +140,13 @@ fn start_far() -> (Child, BufReader<std::process::ChildStdout>, TcpStream) {
     (far, said, TcpStream::connect((OTHER, port)).unwrap())
 }
 
-/// What the other agent says behind `what`.
+/// The text that the other agent printed after `what`.
 fn said_by(said: &mut impl BufRead, what: &str) -> String {
     let mut all = String::new();
     loop {
         let from = all.len();
         assert_ne!(said.read_line(&mut all).unwrap(), 0, "no {what:?} in {all:?}");
-        // The harness's own words may stand before it in the line.
+        // The test harness may have printed something before it on the same line.
         if let Some((_, found)) = all[from..].split_once(what) {
             return found.trim().to_owned();
         }
@@ -158,7 +161,7 @@ impl Pair {
         let link = near.link(stream, Role::Connecting, &key()).unwrap();
         let (_, mapping) = memory();
         for at in 0..GIVEN.len() {
-            // SAFETY: in the mapping, which nobody else has.
+            // SAFETY: `at` is within the mapping, which no other process has.
             unsafe { mapping.base().add(at).write(pattern(at)) };
         }
         let region = near.get(link).unwrap().register(&mapping, 0..GIVEN.len(), Access::None).unwrap();
@@ -169,7 +172,7 @@ impl Pair {
         pair
     }
 
-    /// The next event. Sleeps until there is one.
+    /// The next event; sleeps until there is one.
     fn event(&mut self) -> Event {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -233,7 +236,7 @@ fn bytes_are_written_where_they_should_and_nowhere_else() {
         assert_eq!(pair.message()[..3], [CHECKED, at as u64, 1], "{len} bytes");
     }
     assert_eq!(pair.write(GIVEN.len() - 8, 8, Window { len: 64, ..pair.window }), Err(Refused::Range));
-    // An idle agent sleeps: what is left is completions, and then nothing.
+    // An idle agent must sleep: after the remaining completions there are no events.
     let mut rest = Vec::new();
     while pair.near.wait(500).unwrap() {
         pair.near.poll(&mut rest).unwrap();
@@ -277,12 +280,12 @@ fn messages_stay_in_order_and_a_full_queue_says_so() {
 fn memory_that_was_not_given_cannot_be_written() {
     for shift in [GIVEN.len() as u64, 0u64.wrapping_sub(4096)] {
         let mut pair = Pair::new();
-        // Mapped by the other agent, and beside what it gave.
+        // This memory is mapped by the other agent, but outside of the given window.
         let outside = Window { addr: pair.window.addr.wrapping_add(shift), ..pair.window };
         pair.write(0, 64, outside).unwrap();
         assert_eq!(pair.down(), Down::Denied);
     }
-    // Nor by a link with what was given to another one, on the same device.
+    // A link must not be able to write what another link on the same device was given, either.
     let (mut one, mut two) = (Pair::new(), Pair::new());
     one.write(0, 64, two.window).unwrap();
     assert_eq!(one.down(), Down::Denied);
@@ -330,7 +333,7 @@ fn a_port_that_goes_down_ends_idle_links_at_both_ends() {
     let other = said_by(&mut pair.said, "DOWN ");
     run("ip link set v0 up");
     assert_eq!(down, Down::Cut);
-    // Its port has lost the carrier, or its peer has gone first.
+    // Either its port has lost the carrier, or its peer has ended first.
     assert!(["Cut", "Gone"].contains(&other.as_str()), "{other}");
 }
 
@@ -339,7 +342,7 @@ fn a_port_that_goes_down_ends_idle_links_at_both_ends() {
 fn without_a_device_or_the_libraries_there_is_an_error() {
     devices();
     assert!(matches!(Agent::new("192.0.2.1".parse().unwrap()), Err(Error::NoDevice(_))));
-    // The root file system is an overlay that nobody else sees.
+    // The root file system is an overlay of this machine alone, so files may be moved away.
     run("for f in $(ldconfig -p | sed -n 's/.*=> //p' | grep libibverbs.so); do mv $f $f.away; done");
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "the_libraries_are_not_there"])

@@ -1,12 +1,16 @@
-//! `epoll` over our connections and kernel descriptors together.
+//! `epoll` over connections in shared memory and kernel descriptors together.
 //!
-//! The application's epoll instance stays a real one and watches kernel
-//! descriptors, our waker and the control socket. For connections of ours we
-//! keep *items*. An item is *active* while we look at its ring ourselves on every
-//! call, and *armed* when the peer has been asked to set our ready bit. Items
-//! become active when they are added or marked ready, and are armed, in one batch
-//! with one fence, before a thread sleeps or when too many are active. So
-//! the cost of a call grows with the ready connections, not with the open ones.
+//! The application's epoll instance is a real kernel instance. It watches kernel descriptors, the
+//! library's waker and the control socket. For connections over shared memory the library keeps
+//! *items*:
+//!
+//! - *active*: the library looks at the ring of the item on every call. An item becomes active
+//!   when it is added or when its peer marks it ready.
+//! - *armed*: the library has asked the peer to set a ready bit. Items are armed, in one batch
+//!   with one fence, before a thread sleeps or when too many are active.
+//!
+//! So the cost of a call grows with the number of ready connections, not with the number of open
+//! ones.
 
 mod change;
 mod create;
@@ -17,6 +21,7 @@ mod links;
 mod out;
 mod outer;
 mod poll_list;
+mod sleep;
 mod successor;
 mod waiting;
 mod wrapper;
@@ -39,8 +44,7 @@ pub use outer::{after_outer_sleep, before_outer_sleep, readable};
 pub use waiting::wait;
 pub use wrapper::{is_polled, renumbered, wrapper_of};
 
-/// Is anything of ours in this instance?
-/// Tables become no longer than they are.
+/// Frees the unused parts of the tables, which do not grow any more.
 pub fn trim() {
     instance::EPS.trim();
     item::ITEMS.trim();
@@ -50,7 +54,8 @@ pub fn has_items(d: &Desc) -> bool {
     of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0)
 }
 
-/// A thread that slept in instance `i` will not come back from there.
+/// A thread that slept in instance `i` has left the sleep by a `longjmp`, and will not return to
+/// it.
 pub fn sleep_abandoned(i: u32, plain: bool, inside: bool) {
     let Some(ep) = EPS.get(i) else { return };
     if inside {
@@ -64,23 +69,23 @@ pub fn sleep_abandoned(i: u32, plain: bool, inside: bool) {
     ep.leave();
 }
 
-/// Something of the kernel's is in this instance, whoever has put it there.
+/// The program or the library has added a descriptor to the kernel's instance.
 pub fn has_kernel_fds(d: &Desc) {
     if let Some(ep) = of(d).filter(|ep| !ep.kernel.load(Ordering::Relaxed)) {
         ep.kernel.store(true, Ordering::Relaxed);
     }
 }
 
-/// An instance of the kernel's that belongs to this one, and something of ours that it watches:
-/// adding that once more fails with `EEXIST`.
+/// The kernel instance that belongs to `ed`, and a descriptor that the library has added to it.
+/// (Adding this descriptor again fails with `EEXIST`.)
 pub fn member(ed: &Desc) -> Option<(i32, i32)> {
     let ep = of(ed)?;
     let _g = ep.lock.lock().ok()?;
     Some((ep.home(), ep.need_waker()?.fd()))
 }
 
-/// Before `epoll_ctl` on an instance we know, for a descriptor that is the kernel's alone, as most
-/// are. False: it is another one, which [`ctl`] sees to.
+/// Called before `epoll_ctl` on an instance that the library tracks. True: only the kernel knows
+/// the descriptor `fd`, as is usual, and the caller calls the kernel. False: [`ctl`] handles it.
 #[inline]
 pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
     let its = table::lookup(fd).is_none() && !crate::process::owns(fd);
@@ -90,8 +95,8 @@ pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
     its
 }
 
-/// `epoll_ctl` on an instance that we do not know reaches the kernel alone. A descriptor that such an instance watches moves
-/// to the kernel first.
+/// Called for `epoll_ctl` on an instance that the library does not track, which only the kernel
+/// handles. A descriptor of the library moves to the kernel first.
 pub fn ctl_elsewhere(op: i32, fd: i32) {
     let Some(d) = table::lookup(fd) else { return };
     d.placeholder().mark_changed();
@@ -100,7 +105,7 @@ pub fn ctl_elsewhere(op: i32, fd: i32) {
     }
 }
 
-/// Somebody sleeps in this instance and must look at its items again.
+/// Wakes a thread that sleeps in this instance, so that it looks at its items again.
 fn wake_for_events(ep: &Ep, g: &Guard<'_, Inner>) {
     if g.sleepers > 0 || ep.plain.load(Ordering::SeqCst) > 0 || ep.nested.load(Ordering::Relaxed) {
         if let Some(b) = ep.need_waker() {
@@ -109,7 +114,7 @@ fn wake_for_events(ep: &Ep, g: &Guard<'_, Inner>) {
     }
 }
 
-/// Do `f` for each item of a descriptor, under its instance's lock.
+/// Calls `f` for each item of a descriptor, under its instance's lock.
 fn for_items(d: &Desc, mut f: impl FnMut(&'static Ep, &mut Guard<'_, Inner>, &'static Item)) {
     let mut it = item::first(d);
     let mut n = 0;
@@ -127,8 +132,7 @@ fn for_items(d: &Desc, mut f: impl FnMut(&'static Ep, &mut Guard<'_, Inner>, &'s
     }
 }
 
-/// Something about `d` changed on our own side (shutdown, a full ring): look
-/// at it again.
+/// This side of `d` has changed (shutdown, a full ring), so its items are looked at again.
 pub fn changed(d: &Desc) {
     if !d.has_items() {
         return;
@@ -139,9 +143,10 @@ pub fn changed(d: &Desc) {
     });
 }
 
-/// A descriptor that instances already watched in the kernel became ours.
+/// A descriptor that instances already watch in the kernel has become a connection over shared
+/// memory.
 pub fn became_conn(d: &Desc) {
-    // As in `item::add`.
+    // As in `item::add`, the fence stands between the change and the look at the items.
     fence(Ordering::SeqCst);
     if !d.has_items() {
         return;
@@ -153,15 +158,15 @@ pub fn became_conn(d: &Desc) {
             let _ =
                 sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, it.fd.load(Ordering::Relaxed), None);
         }
-        // What was reported was another connection's, or none's.
+        // Earlier reports concerned another connection, or none.
         it.forget_edges();
         g.activate(it);
         wake_for_events(ep, g);
     });
 }
 
-/// A connection has become the kernel's: its numbers are kernel sockets now.
-/// `also`: the number under which its kernel end was watched meanwhile.
+/// A connection has moved to the kernel, so its descriptors are kernel sockets now. `also`: the
+/// descriptor under which the kernel end was watched until now.
 pub fn migrated_to_kernel(d: &Desc, also: Option<i32>) {
     while let Some(it) = item::pop(d) {
         let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
@@ -178,12 +183,14 @@ pub fn migrated_to_kernel(d: &Desc, also: Option<i32>) {
     }
 }
 
-/// A forked child that has followed the path before has added the same socket, with the events of when it was forked.
+/// A forked child may have moved to the kernel first. It has then added the same socket to the
+/// shared instance, with the events that were set at the time of the fork.
 fn watch_in_kernel(ep: &Ep, d: &Desc, fd: i32, ev: &libc::epoll_event) {
     let kfd = ep.fd.load(Ordering::Relaxed);
     if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
-        // The program has closed this number and has the connection under another one. The kernel's item stays as
-        // long as the open file does, whatever becomes of the number under which it was added.
+        // The program has closed this descriptor, and has the connection under another one. The
+        // kernel keeps an entry of an instance as long as the file is open, even if the
+        // descriptor is closed.
         let copy = |other| sys::fcntl(other, libc::F_DUPFD_CLOEXEC, 0).map(process::high_fd);
         if let Some(Ok(copy)) = table::fd_of(d).map(copy) {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, copy, Some(ev));
@@ -197,9 +204,9 @@ fn watch_in_kernel(ep: &Ep, d: &Desc, fd: i32, ev: &libc::epoll_event) {
     }
 }
 
-/// A connection has become the kernel's for now: what watched `d` watches `next` from now on, in the kernel.
-pub fn watched_in_kernel(d: &Desc, next: &Desc) {
-    let also = d.path().kernel_end();
+/// A connection has moved to the kernel for some time only. Instances that watched `d`, or `also`
+/// as its kernel end, watch `next` from now on, in the kernel.
+pub fn watched_in_kernel(d: &Desc, next: &Desc, also: Option<i32>) {
     while let Some(it) = item::pop(d) {
         let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
         let kfd = ep.fd.load(Ordering::Relaxed);
@@ -213,12 +220,12 @@ pub fn watched_in_kernel(d: &Desc, next: &Desc) {
             item::kill(ep, &mut g, it);
             let _ = item::add(ep, &mut g, next, fd, &ev, true);
         };
-        // Somebody may ask for it to come back while all of us sleep here.
+        // Another process may ask for the connection to move back while all threads sleep here.
         ep.watch_ctl();
     }
 }
 
-/// A connection's kernel end is watched beside its ring.
+/// From now on the kernel end of a connection is watched beside its ring.
 pub fn also_kernel(d: &Desc, fd: i32) {
     for_items(d, |ep, g, it| {
         let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, fd, Some(&it.event()));
@@ -227,14 +234,14 @@ pub fn also_kernel(d: &Desc, fd: i32) {
     });
 }
 
-/// The same for one change that the program makes.
+/// Does the `epoll_ctl` call of the program for the kernel end, too.
 fn also(d: &Desc, kfd: i32, op: i32, ev: Option<&libc::epoll_event>) {
-    if let Some(end) = d.path().kernel_end().filter(|_| d.is_conn()) {
+    if let Some(end) = table::end_of(d).filter(|_| d.is_conn()) {
         let _ = sys::epoll_ctl(kfd, op, end, ev);
     }
 }
 
-/// A descriptor turned out to be the kernel's, where it is registered already.
+/// A descriptor stays with the kernel, which watches it already, so its items are removed.
 pub fn leave_to_kernel(d: &Desc) {
     forget_items(d, true);
 }
@@ -252,10 +259,11 @@ fn forget_items(d: &Desc, to_kernel: bool) {
     }
 }
 
-/// A number was closed; with the last one the items go.
+/// The program has closed a descriptor. The items are removed with the last descriptor of a
+/// description.
 pub fn fd_closed(fd: i32, d: &Desc, last: bool) {
     if let Some(ep) = of(d).filter(|ep| !last && ep.fd.load(Ordering::Relaxed) == fd) {
-        // The instance lives on under another number.
+        // The instance continues under another descriptor.
         if let Some(other) = table::fd_of(d) {
             ep.fd.store(other, Ordering::Relaxed);
         }
@@ -265,16 +273,17 @@ pub fn fd_closed(fd: i32, d: &Desc, last: bool) {
     }
 }
 
-/// A listener got another channel: whoever waits for it must look (and arm) again.
+/// A listener has another channel, so threads that wait for it must look again and arm its items
+/// there.
 pub fn listener_changed(id: u64) {
-    // As `waker::arming` says.
+    // This is the order that `waker::arming` relies on: change, fence, look.
     fence(Ordering::SeqCst);
     let those = listen::used().filter(|l| l.id.load(Ordering::Relaxed) == id);
     those.filter_map(listen::Listener::desc).for_each(|d| look_again(d, false));
 }
 
-/// The kernel wakes threads that watch a listener when it is shut down for writing, though nothing changes
-/// for it: connections that wait are an edge once more.
+/// Called when a listener is shut down for writing. The kernel then wakes the listener's watchers
+/// although nothing changes, so waiting connections count as an edge again.
 pub fn stirred(d: &Desc) {
     look_again(d, true);
 }
@@ -286,7 +295,7 @@ fn look_again(d: &Desc, edge: bool) {
         if edge {
             i.forget_edges();
         }
-        // The next wait activates it; a sleeper is told.
+        // The next wait activates the item; a sleeping thread is woken.
         i.recheck.store(true, Ordering::Release);
         let Some(ep) = EPS.get(i.ep.load(Ordering::Relaxed)) else { continue };
         if !edge {
@@ -299,7 +308,7 @@ fn look_again(d: &Desc, edge: bool) {
     }
 }
 
-/// A socket that instances already watch has become a listener of ours.
+/// A socket that instances already watch has become a listener of the library.
 pub fn became_listener(d: &Desc) {
     if !d.has_items() {
         return;
@@ -315,7 +324,8 @@ pub fn became_listener(d: &Desc) {
     });
 }
 
-/// The control socket is another one. (The old one is closed, and no instance's any more.)
+/// The control socket has been replaced: instances watch the new one. (The old one is closed, so
+/// no instance watches it any more.)
 pub fn another_control() {
     for i in 0..EPS.len() {
         let Some(ep) = EPS.get(i) else { continue };
@@ -325,20 +335,20 @@ pub fn another_control() {
     }
 }
 
-/// The child will have all our instances, and may wait in them.
+/// Called before a fork: the child will have all instances, and may wait in them.
 pub fn before_fork() {
     for ep in (0..EPS.len()).filter_map(|i| EPS.get(i)) {
         if ep.shared.swap(true, Ordering::SeqCst) {
             continue;
         }
         if let Some(b) = ep.waker() {
-            // (One that lies in a wrapper is not there.)
+            // (If the instance has a wrapper, the waker is there and not in the instance.)
             let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, b.fd(), Some(&ep.waker_event()));
         }
     }
 }
 
-/// In a forked child: no wakers, nothing armed on our behalf.
+/// In a forked child: no wakers exist, and no item is armed.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     item::reset_lock_after_fork();
@@ -347,7 +357,7 @@ pub fn become_child() {
         ep.lock.reset_after_fork();
         ep.waker.store(0, Ordering::Relaxed);
         if ep.left_in.load(Ordering::Relaxed) != 0 {
-            // Those that slept in it are not here.
+            // The threads that slept in the instance are not in this process.
             ep.left_in.store(1, Ordering::Relaxed);
             ep.leave();
             continue;
@@ -365,7 +375,7 @@ pub fn become_child() {
         if it.live.load(Ordering::Relaxed) {
             if let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) {
                 if it.listener().is_some() {
-                    // The child has no waker.
+                    // The child has no waker, so the item counts as active.
                     it.is_ours_now(ep);
                 }
                 if let Ok(mut g) = ep.lock.lock() {

@@ -9,7 +9,7 @@ use fsocket_fdtable::{ctl, pool, table, upcalls};
 use fsocket_listeners::listen;
 use fsocket_migrate::{path, upgrade};
 use fsocket_runtime::{lengths, lock, making, process, signals, slab, spin, stats, user, Cause, Outcome};
-use fsocket_shm::{asleep, cancel, chan, conn, idle, peers, stage, stuck, values, waker};
+use fsocket_shm::{asleep, cancel, chan, conn, peers, stuck, values, waker};
 use fsocket_wait as wait;
 use fsocket_wait::unjoined;
 use fsocket_zones as zone;

@@ -1,4 +1,5 @@
-//! `poll`, `ppoll`, `select`, `pselect`.
+//! `poll`, `ppoll`, `select` and `pselect` over descriptors of the library and of the kernel
+//! together. Each pass looks at both, then spins, then sleeps on all.
 
 mod kept;
 mod sets;
@@ -9,26 +10,26 @@ use crate::path;
 use crate::process;
 use crate::ready;
 use crate::signals::Held;
-use crate::stage;
-use crate::stage::Path;
-use crate::table::Kind;
+use crate::table::{Desc, Kind};
+use crate::wait::{self, Deadline, Mask};
 use crate::zone::{self, poll::Beside};
 use crate::{cancel, ctl, epoll, listen, pool, upgrade, user, waker, Cause, Outcome};
+use fsocket_abi::path_switch::PathState;
 use fsocket_sys::{self as sys, Errno, Result};
 use kept::{any, events, ours, pending, Kept};
 pub use sets::select;
-use sleep::{memory, on_word, sleep_on};
+use sleep::{memory, on_word, sleep_on, Sleeps};
 
-/// Descriptors handled on the stack; more take a mapping.
+/// Up to this many descriptors are handled on the stack; more take a mapping.
 const STACK: usize = 128;
 
-/// Is there anything of ours among them?
+/// Is a descriptor of the library among them?
 fn concerns_us(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|p| ours(p.fd).is_some())
 }
 
 /// # Safety
-/// `fds` points to `n` pollfds of the program's, or to nothing; `mask` is null or a signal mask.
+/// `fds` points to `n` pollfds of the program, or to no memory; `mask` is null or a signal mask.
 pub unsafe fn poll(
     fds: *mut libc::pollfd,
     n: usize,
@@ -40,7 +41,7 @@ pub unsafe fn poll(
     unsafe { poll_noting(fds, n, timeout_ns, mask, &mut false) }
 }
 
-/// `slept`: set if it has slept.
+/// `slept`: set to true if the call has slept.
 ///
 /// # Safety
 /// As [`poll`].
@@ -54,22 +55,22 @@ unsafe fn poll_noting(
     if n == 0 || n > process::MAX_FD || !user::readable(fds, n) {
         return Outcome::Kernel(Cause::NotOurs);
     }
-    // SAFETY: they are there.
+    // SAFETY: the check above has found `n` pollfds readable at `fds`.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     fds.iter().for_each(|p| pool::let_go(p.fd));
     if !writable(fds) {
         return Outcome::Kernel(Cause::Invalid);
     }
     if !concerns_us(fds) {
-        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
-        return unsafe { zone::poll::poll(fds, timeout_ns, mask) }
-            .map_or(Outcome::Kernel(Cause::NotOurs), Outcome::Done);
+        // SAFETY: the mask is null or the program's signal mask, which only the kernel reads.
+        let mask = unsafe { Mask::at(mask) };
+        return zone::poll::poll(fds, timeout_ns, mask).map_or(Outcome::Kernel(Cause::NotOurs), Outcome::Done);
     }
     let blank = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let mut small = [blank; STACK];
     let room = n + 2 + zone::poll::EXTRA;
     if room <= STACK {
-        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
+        // SAFETY: the mask is null or the program's signal mask, which only the kernel reads.
         return Outcome::Done(unsafe { run(fds, &mut small[..room], timeout_ns, mask, slept) });
     }
     let len = room * core::mem::size_of::<libc::pollfd>();
@@ -79,14 +80,15 @@ unsafe fn poll_noting(
     };
     // SAFETY: a fresh zeroed mapping of that size.
     let big = unsafe { core::slice::from_raw_parts_mut(p as *mut libc::pollfd, room) };
-    // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
+    // SAFETY: the mask is null or the program's signal mask, which only the kernel reads.
     let r = unsafe { run(fds, big, timeout_ns, mask, slept) };
     // SAFETY: `big` is not used again.
     let _ = unsafe { sys::munmap(p, len) };
     Outcome::Done(r)
 }
 
-/// Can `revents` be written, as far as one of each page says? That is written to.
+/// Can `revents` of all entries be written? The first entry, the last one and one on each page
+/// are tested by a write.
 fn writable(fds: &mut [libc::pollfd]) -> bool {
     const PAGE: usize = 4096;
     let last = fds.len() - 1;
@@ -97,7 +99,7 @@ fn writable(fds: &mut [libc::pollfd]) -> bool {
     })
 }
 
-/// Events of ours, into `revents`; how many descriptors have any.
+/// Writes events of the library's descriptors to `revents`. Returns the number of descriptors with events.
 fn look(fds: &mut [libc::pollfd]) -> usize {
     let mut n = 0;
     for p in fds {
@@ -110,7 +112,7 @@ fn look(fds: &mut [libc::pollfd]) -> usize {
     n
 }
 
-/// `kernel` has room for all of `fds`, for local listen sockets, and two more.
+/// `kernel` has room for all of `fds`, for local listen sockets, and for two more entries.
 ///
 /// # Safety
 /// `mask` is null or a signal mask.
@@ -121,32 +123,19 @@ unsafe fn run(
     mask: *const libc::sigset_t,
     slept: &mut bool,
 ) -> Result<usize> {
-    let n = fds.len();
     let mark = Mark::new();
     let mut kept = Kept::new(&mark);
-    let mut epoch = upgrade::epoch();
-    let mut kernel_n = kernel_fds(fds, kernel);
-    let beside = Beside::of(fds, timeout_ns != Some(0));
-    for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
-        *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    }
+    let mut kernel = Kernel::new(fds, kernel, timeout_ns != Some(0));
     let (mut deadline, mut held) = (None, None);
     let (mut interrupted, mut unarmed) = (None, waker::Unarmed::default());
     loop {
         ctl::poll();
-        let before = core::mem::replace(&mut epoch, upgrade::epoch());
         let lost = kept.lost(fds).count();
-        if settle(fds) || before != epoch || went(fds, kernel) || lost > 0 {
-            kernel_n = kernel_fds(fds, kernel);
-        }
-        let mut found = look(fds);
-        if kernel_n > 0 {
-            found = ask(fds, kernel, &beside)?;
-        }
+        let found = kernel.look(fds, lost)?;
         if found == 0 && timeout_ns == Some(0) && !mask.is_null() {
-            // A signal that is pending and that the mask lets through.
-            // SAFETY: no descriptors; the caller's mask.
-            unsafe { sys::ppoll(kernel.as_mut_ptr(), 0, Some(0), mask) }?;
+            // Returns EINTR if a signal is pending that `mask` lets through.
+            // SAFETY: no descriptors; the mask is the program's, and the kernel checks it.
+            unsafe { sys::ppoll(kernel.all.as_mut_ptr(), 0, Some(0), mask) }?;
         }
         if found > 0 || timeout_ns == Some(0) {
             ctl::progress();
@@ -155,36 +144,30 @@ unsafe fn run(
         if let Some(e) = interrupted {
             return Err(e);
         }
-        if deadline.is_none() {
-            deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
-        }
-        if *slept && deadline.is_some_and(|t| sys::now_ns() >= t) {
+        let deadline = *deadline.get_or_insert_with(|| Deadline::within(timeout_ns));
+        if *slept && deadline.is_over() {
             return Ok(0);
         }
         if spin(fds, &mut kept) {
             continue;
         }
-        let alone = mask.is_null() && held.is_none() && kernel_n + beside.n == 0 && !crate::peers::is_unwatched();
+        let alone = mask.is_null() && held.is_none() && kernel.has_none() && !crate::peers::is_unwatched();
         let one = kept.alone(fds).filter(|_| alone);
         if one.is_none() && held.is_none() && (!mask.is_null() || kept.any()) {
             held = Some(Held::all());
-            // From here on a signal ends the sleep; who has put something else into a number's place
-            // before may have sent it already.
-            if went(fds, kernel) || kept.lost(fds).count() != lost {
+            // From here on a signal ends the sleep. Before, a descriptor may have been replaced.
+            if went(fds, kernel.all) || kept.lost(fds).count() != lost {
                 continue;
             }
         }
         let own = held.as_ref().map(Held::before);
-        let mask = match (&own, mask.is_null()) {
-            (Some(own), true) => own as *const u64 as *const libc::sigset_t,
-            _ => mask,
-        };
-        beside.arm(&mut kernel[n..]);
+        // SAFETY: `own` outlives the sleep, and the program's mask is valid during the call.
+        let mask = unsafe { own.as_ref().filter(|_| mask.is_null()).map_or(Mask::at(mask), |own| Mask::of(own)) };
         *slept = true;
+        let (kernel, unarmed) = (kernel.for_sleep(), &mut unarmed);
         interrupted = match one {
             Some(d) => on_word(d, fds, deadline, &kept),
-            // SAFETY: the mask is null, the program's, or `own`, which has as many bits as the kernel reads.
-            None => unsafe { sleep_on(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) },
+            None => sleep_on(Sleeps { fds, kept: &kept, kernel, deadline, unarmed, mask }),
         }
         .err();
         if let Some(e) = interrupted.filter(|e| *e != Errno::EINTR || cancel::hit()) {
@@ -194,7 +177,56 @@ unsafe fn run(
     }
 }
 
-/// True: something is there. Else all is kept that the sleep will be on.
+/// The descriptors that are passed to the kernel's `poll`.
+struct Kernel<'a> {
+    all: &'a mut [libc::pollfd],
+    /// Number of the program's descriptors, which come first.
+    fds: usize,
+    /// Local listen sockets, which come after the program's descriptors.
+    beside: Beside,
+    /// The number of the program's descriptors for which the kernel may have events.
+    n: usize,
+    /// The value of the epoch (count of moved connections) when `n` was counted.
+    epoch: u32,
+}
+
+impl<'a> Kernel<'a> {
+    fn new(fds: &[libc::pollfd], all: &'a mut [libc::pollfd], sleeps: bool) -> Self {
+        let epoch = upgrade::epoch();
+        let n = kernel_fds(fds, all);
+        let beside = Beside::of(fds, sleeps);
+        for (k, &(_, fd)) in all[fds.len()..].iter_mut().zip(&beside.at[..beside.n]) {
+            *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        }
+        Kernel { all, fds: fds.len(), beside, n, epoch }
+    }
+
+    /// Writes events of the library and of the kernel to `revents`. Returns the number of
+    /// descriptors with events. `lost`: the number of `fds` that refer to other files by now.
+    fn look(&mut self, fds: &mut [libc::pollfd], lost: usize) -> Result<usize> {
+        let before = core::mem::replace(&mut self.epoch, upgrade::epoch());
+        if settle(fds) || before != self.epoch || went(fds, self.all) || lost > 0 {
+            self.n = kernel_fds(fds, self.all);
+        }
+        let found = look(fds);
+        if self.n > 0 {
+            return ask(fds, self.all, &self.beside);
+        }
+        Ok(found)
+    }
+
+    fn has_none(&self) -> bool {
+        self.n + self.beside.n == 0
+    }
+
+    fn for_sleep(&mut self) -> &mut [libc::pollfd] {
+        self.beside.arm(&mut self.all[self.fds..]);
+        &mut self.all[..self.fds + self.beside.n + wait::BESIDE]
+    }
+}
+
+/// Spins until an event comes. False: the spin ended without one; `kept` then has everything on
+/// which the call will sleep.
 fn spin(fds: &[libc::pollfd], kept: &mut Kept) -> bool {
     if let Some(cpu) = fds.iter().find_map(|p| ours(p.fd).filter(|d| d.is_conn()).map(ready::peer_cpu)) {
         let keep = core::cell::RefCell::new(&mut *kept);
@@ -206,15 +238,16 @@ fn spin(fds: &[libc::pollfd], kept: &mut Kept) -> bool {
     false
 }
 
-/// What the kernel is asked about; how many of them there are.
+/// Fills in the entries for the kernel's `poll`. Returns the number of the program's descriptors
+/// that the kernel checks.
 fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
     let mut count = 0;
     for (k, p) in kernel.iter_mut().zip(fds.iter()) {
         *k = *p;
         k.revents = 0;
         match ours(p.fd).map(|d| (d, d.kind())) {
-            Some((d, Kind::Shm)) => match stage::of(d) {
-                Path::Draining(end) => {
+            Some((d, Kind::Shm)) => match d.path_state() {
+                PathState::Draining(end) => {
                     k.fd = end;
                     count += 1;
                 }
@@ -237,13 +270,14 @@ fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
     count
 }
 
-/// Has anybody else made one the kernel's, about which the kernel was not asked so far?
+/// Has another thread moved a connection to the kernel whose descriptor is not among the entries
+/// for the kernel yet?
 fn went(fds: &[libc::pollfd], kernel: &[libc::pollfd]) -> bool {
     let mut pairs = fds.iter().zip(kernel);
-    pairs.any(|(p, k)| p.fd >= 0 && k.fd < 0 && !ours(p.fd).is_some_and(|d| d.is_conn() && stage::of(d) == Path::Shm))
+    pairs.any(|(p, k)| p.fd >= 0 && k.fd < 0 && !ours(p.fd).is_some_and(Desc::is_in_rings))
 }
 
-/// Follow connections that have changed their path; true if any has.
+/// Follows connections that have changed their path. True: there was one.
 fn settle(fds: &[libc::pollfd]) -> bool {
     let mut any = false;
     for p in fds {
@@ -254,7 +288,7 @@ fn settle(fds: &[libc::pollfd]) -> bool {
     any
 }
 
-/// What the kernel has, too. How many descriptors have anything.
+/// Adds the kernel's events. Returns the number of descriptors with events.
 fn ask(fds: &mut [libc::pollfd], kernel: &mut [libc::pollfd], beside: &Beside) -> Result<usize> {
     let n = fds.len();
     // SAFETY: `kernel` has as many entries and more; no mask.

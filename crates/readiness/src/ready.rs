@@ -1,8 +1,7 @@
-//! Readiness, as `poll` and `epoll` report it.
+//! Readiness of a connection or listener over shared memory, as `poll` and `epoll` report it. All waiting calls ask
+//! here, so they agree.
 
 use crate::listen;
-use crate::stage;
-use crate::stage::Path;
 use crate::table::{Desc, Kind};
 use crate::upcalls::watcher;
 use crate::values;
@@ -10,9 +9,10 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{status, Dir};
 use fsocket_abi::flags::FlagSet;
 use fsocket_abi::half::Half;
+use fsocket_abi::path_switch::{Event, Next};
 use fsocket_abi::sock::Sock;
 use fsocket_ring as ring;
-use fsocket_sys::Errno;
+use fsocket_sys::{self as sys, Errno};
 
 pub const IN: u32 = libc::EPOLLIN as u32;
 pub const OUT: u32 = libc::EPOLLOUT as u32;
@@ -22,33 +22,30 @@ pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 pub const RDNORM: u32 = libc::EPOLLRDNORM as u32;
 pub const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 
-/// What the peer's side of a connection says.
+/// Properties of the peer's side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// No more data will come (what is in the ring can still be read).
+    /// No more data will come; bytes in the ring can still be read.
     pub eof: bool,
-    /// The peer has sent a FIN, before whatever else it did.
+    /// The peer has sent a FIN before anything else.
     pub fin: bool,
     pub reset: bool,
-    /// The peer reads no more: what it gets now it answers with a reset.
+    /// The peer reads no more, and answers further bytes with a reset.
     pub closed: bool,
 }
 
 #[inline]
 pub fn state(d: &Desc) -> State {
-    let (_, rx, _) = d.rx();
-    // Acquire: data published before FIN or RST is visible after this.
-    let st = rx.prod.status.load(Ordering::Acquire);
+    // Data published before FIN or RST is visible after this.
+    let peer = d.peer_status();
     let poisoned = d.sock().flags.get().is_poisoned();
-    let reset = st & status::RST != 0 || poisoned;
-    let fin = st & status::FIN != 0;
-    // A side that has gone over to the kernel is done with the rings, not closed.
-    let closed = st & (status::CLOSED | status::SHUT_BOTH) != 0 && st & status::MIGRATED == 0;
-    State { eof: fin || reset, fin, reset, closed }
+    let reset = peer.has(status::RST) || poisoned;
+    let fin = peer.has(status::FIN);
+    State { eof: fin || reset, fin, reset, closed: peer.refuses_data() }
 }
 
 /// Is the connection over, so that the kernel's socket would be in state CLOSE?
-/// Reset, both FINs exchanged, or a reset has answered what we sent.
+/// True after a reset, after both FINs, and when a reset has answered a send.
 ///
 /// A Unix socket has no such state.
 pub fn over(d: &Desc) -> bool {
@@ -63,7 +60,7 @@ pub fn over(d: &Desc) -> bool {
         || f.has(FlagSet::TIMED_OUT)
 }
 
-/// What a reset is called: with the peer's FIN received before it, a broken pipe.
+/// The error of a reset: with the peer's FIN received before it, a broken pipe.
 pub fn reset_error(st: State) -> i32 {
     if st.fin {
         libc::EPIPE
@@ -72,13 +69,13 @@ pub fn reset_error(st: State) -> i32 {
     }
 }
 
-/// Is there as much as the program wants to hear of (SO_RCVLOWAT)?
+/// Are there as many bytes as the program wants (SO_RCVLOWAT)?
 #[inline(always)]
 fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
     crate::conn::ring_has(d) && (!d.sock().flags.get().has(FlagSet::LOWAT) || enough(d, r, rx, h))
 }
 
-/// Would the kernel say that there is something, asked again?
+/// Would the kernel report something if it were asked again?
 pub fn wanted(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
     readable(d, r, rx, h) || state(d).fin
@@ -97,7 +94,7 @@ fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
 #[inline(always)]
 pub fn can_recv(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
-    // (That the peer receives no more is nothing to receive.)
+    // (A peer that has stopped receiving is no reason to receive.)
     readable(d, r, rx, h) || rx.prod.status.load(Ordering::Acquire) & !status::SHUT_BOTH != 0 || local_rx(d)
 }
 
@@ -107,30 +104,33 @@ fn local_rx(d: &Desc) -> bool {
     s.flags.get().ends_receives() || s.error() != 0
 }
 
-/// Would a send make progress or fail?
+/// Would a send make progress, or fail?
 #[inline(always)]
 pub fn can_send(d: &Desc) -> bool {
     let (_, tx, h) = d.tx();
-    let (_, rx, _) = d.rx();
-    ring::writable(tx, h)
-        || rx.prod.status.load(Ordering::Acquire)
-            & (status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING)
-            != 0
-        || d.sock().flags.get().ends_sends()
+    ring::writable(tx, h) || !d.peer_status().sends_plainly() || d.sock().flags.get().ends_sends()
 }
 
-/// Not an event: the path was switched, [`crate::path::follow`] first.
+/// No event: the path was switched, so [`crate::path::follow`] comes first.
 pub const PENDING: u32 = 1 << 27;
+
+/// Events of a connection that this process has followed: the ring's part and those of its kernel socket.
+fn behind_ring(d: &Desc, fd: i32, wanted: u32) -> u32 {
+    let mut p = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
+    // SAFETY: one pollfd.
+    let _ = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
+    let data = if crate::conn::ring_has(d) { IN | RDNORM } else { 0 };
+    p.revents as u16 as u32 | data & wanted
+}
 
 /// Events of a connection, restricted to `wanted` (ERR and HUP always).
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
     crate::stuck::look();
-    match stage::of(d) {
-        Path::Shm => {}
-        // It says when it has.
-        Path::Pending if !stage::can_follow(d) => return 0,
-        Path::Pending => return PENDING,
-        Path::Draining(fd) => return stage::events(d, fd, wanted),
+    match d.path_state().next(Event::Look) {
+        Next::Stay | Next::Move => {}
+        Next::Later => return 0,
+        Next::Follow => return PENDING,
+        Next::Both(fd) | Next::Kernel(fd) => return behind_ring(d, fd, wanted),
     }
     let mut ev = 0;
     let f = d.sock().flags.get();
@@ -157,8 +157,8 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
     ev & (wanted | ERR | HUP)
 }
 
-/// Events of any descriptor of ours that `poll` can ask about; a listener's
-/// kernel queue is not included.
+/// Events of any descriptor of the library that `poll` can ask about, without a listener's kernel
+/// queue.
 pub fn events(d: &Desc, wanted: u32) -> u32 {
     match d.kind() {
         Kind::Shm => conn_events(d, wanted),
@@ -171,7 +171,7 @@ pub fn events(d: &Desc, wanted: u32) -> u32 {
     }
 }
 
-/// Wait state of the peer for spinning: where it runs.
+/// The CPU on which the peer runs, for spinning.
 #[inline]
 pub fn peer_cpu(d: &Desc) -> u32 {
     let (_, rx, _) = d.rx();
@@ -182,8 +182,8 @@ pub fn peer_cpu(d: &Desc) -> u32 {
     }
 }
 
-/// The error that this side has set itself, taken. Where there is none, as nearly always, nothing
-/// waits for what was stored before.
+/// Takes the error that this side has set itself. Nearly always there is none, and then the load
+/// waits for no earlier store.
 pub fn swap_error(s: &Sock) -> i32 {
     match s.error() {
         0 => 0,
@@ -191,14 +191,14 @@ pub fn swap_error(s: &Sock) -> i32 {
     }
 }
 
-/// `SO_ERROR`: what is pending, taken.
+/// `SO_ERROR`: takes the pending error.
 pub fn take_error(d: &Desc) -> i32 {
     let s = d.sock();
     let e = swap_error(s);
     if e != 0 {
         return e;
     }
-    if let Some(k) = crate::stage::kernel_part(d) {
+    if let Some(k) = d.path_state().kernel_socket() {
         let mut v = [0u8; 4];
         return fsocket_sys::getsockopt(k, libc::SOL_SOCKET, libc::SO_ERROR, &mut v)
             .map_or(0, |_| i32::from_ne_bytes(v));
@@ -218,12 +218,5 @@ pub fn pending_error(d: &Desc, flags: i32) -> Option<Errno> {
     match take_error(d) {
         0 => None,
         e => Some(Errno::new(e)),
-    }
-}
-
-/// What ended a `recvmmsg` that has some messages already: for the next call.
-pub fn put_back_error(d: &Desc, e: Errno) {
-    if e != Errno::EAGAIN {
-        d.sock().set_error(e.raw());
     }
 }

@@ -1,5 +1,5 @@
-//! Selection without any privilege: a classic BPF program that names a socket by
-//! its place in the kernel's group, which is the order of joining.
+//! Selection of a listen socket without privileges: a classic BPF program returns a socket's place in the kernel's
+//! group. Places follow the order in which the sockets joined the group.
 
 use fsocket_sys::{self as sys, Result};
 use libc::{sock_filter, sock_fprog};
@@ -9,15 +9,15 @@ const SO_ATTACH_REUSEPORT_EBPF: i32 = 52;
 /// SKF_AD_OFF + SKF_AD_CPU.
 const CPU: u32 = (-0x1000i32 + 36) as u32;
 
-/// CPUs that get a line of their own; others take turns.
+/// Maximum number of CPUs that get an instruction of their own.
 pub const MAX_CPUS: usize = 512;
 
-/// Attaches a program to the group of `member`: connections whose SYN CPU `c`
-/// handles go to the socket at `place_of(c)`; from other CPUs, and where there is
-/// none, to one of the first `members`, in turn.
+/// Attaches a program to the group of `member`. If CPU `c` handles the SYN of a connection, the connection goes to
+/// the socket at `place_of(c)`. Without such a place, or if `c` is not below `cpus` and [`MAX_CPUS`], it goes to
+/// the socket at place `c % members`.
 ///
 /// # Errors
-/// Of `setsockopt`; EINVAL: not in a group.
+/// Errors of `setsockopt`. EINVAL: `member` is in no group.
 pub fn attach(member: i32, cpus: usize, members: u32, place_of: impl Fn(u32) -> Option<u32>) -> Result<()> {
     const LD_ABS: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
@@ -40,16 +40,16 @@ pub fn attach(member: i32, cpus: usize, members: u32, place_of: impl Fn(u32) -> 
     put(MOD, 0, members.max(1));
     put(RET_A, 0, 0);
     let program = sock_fprog { len: n as u16, filter: code.as_mut_ptr() };
-    // SAFETY: a plain struct as bytes; the kernel copies what it points to.
+    // SAFETY: `program` lives longer than the slice, which covers it. The kernel copies what it points to.
     let bytes =
         unsafe { core::slice::from_raw_parts(&program as *const _ as *const u8, core::mem::size_of_val(&program)) };
     sys::setsockopt(member, libc::SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, bytes)
 }
 
-/// Attaches a loaded program; needs no privilege.
+/// Attaches a loaded eBPF program to the group of `member`. Needs no privilege.
 ///
 /// # Errors
-/// Of `setsockopt`; EINVAL: not in a group.
+/// Errors of `setsockopt`. EINVAL: `member` is in no group.
 pub fn attach_loaded(member: i32, program: i32) -> Result<()> {
     sys::setsockopt(member, libc::SOL_SOCKET, SO_ATTACH_REUSEPORT_EBPF, &program.to_ne_bytes())
 }

@@ -1,23 +1,22 @@
-//! Copying every option of a listen socket to another one.
+//! Copies every option of a listen socket to another one.
 //!
-//! An accepted connection inherits the options of the socket that it was
-//! accepted from: whatever the application set on the global listen socket must
-//! be on the local ones as well. The table lists what Linux 6.18 can both tell
-//! and take; what cannot be told apart from its default is not touched.
+//! An accepted connection inherits the options of its listen socket. So the options that the application has set on
+//! the global listen socket must be on the local ones as well. The tables list the options that Linux 6.18 can both
+//! read and set. An option that reads the same on both sockets is not set.
 
 use fsocket_sys::{getsockopt, setsockopt, Errno, Result};
 use libc::*;
 
-/// Bytes of the longest option: TCP_INFO aside, IP options and names.
+/// Bytes of the longest option (IP options and names; TCP_INFO is longer, but is not copied).
 const LONG: usize = 64;
 
 /// How an option is copied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
-    /// Set as it was read.
+    /// The value is set as it was read.
     Same,
-    /// A buffer size: the kernel doubles what is set, and an explicit size
-    /// switches auto-tuning off. Only if the application set it.
+    /// A buffer size. The kernel doubles the value that is set, and an explicit size switches auto-tuning off. So
+    /// it is copied only if the application has set it.
     Buffer,
 }
 use How::*;
@@ -31,8 +30,7 @@ const fn same(level: i32, name: i32) -> Opt {
     Opt { level, name, how: Same }
 }
 
-// Numbers that the libc crate lacks; include/uapi/asm-generic/socket.h and
-// include/uapi/linux/{tcp,in,in6}.h.
+// Numbers that the libc crate lacks, from include/uapi/asm-generic/socket.h and include/uapi/linux/{tcp,in,in6}.h.
 const SO_BUF_LOCK: i32 = 72;
 const SO_RESERVE_MEM: i32 = 73;
 const SO_TXREHASH: i32 = 74;
@@ -60,14 +58,14 @@ const IPV6_TRANSPARENT: i32 = 75;
 pub(crate) const IPV6_FREEBIND: i32 = 78;
 const SO_GET_FILTER: i32 = 26;
 
-/// What the kernel takes and hands on beside these, mostly for the sake of datagrams: by number.
+/// Numbers of further options that the kernel accepts and that connections inherit, mostly for datagrams.
 static OTHERS: [(i32, &[i32]); 3] = [
     (SOL_SOCKET, &[6, 11, 41, 42, 43, 45, 65, SO_BUF_LOCK, 75, 82]),
     (IPPROTO_IP, &[6, 7, 18, 20, 23, 26, 34, 49]),
     (IPPROTO_IPV6, &[2, 3, 4, 5, 8, 11, 19, 29, 30, 31, 33, 49, 51, 53, 56, 58, 60, 66, 74, 77]),
 ];
 
-/// Must be set before `bind`.
+/// Options that must be set before `bind`.
 static BEFORE_BIND: [Opt; 7] = [
     same(SOL_SOCKET, SO_REUSEADDR),
     same(SOL_SOCKET, libc::SO_BINDTOIFINDEX),
@@ -125,7 +123,7 @@ static ANY_TIME: [Opt; 67] = [
     same(IPPROTO_TCP, TCP_RTO_MAX_MS),
     same(IPPROTO_TCP, TCP_RTO_MIN_US),
     same(IPPROTO_TCP, TCP_DELACK_MAX_US),
-    // haproxy switches it off on its listeners: a request is acknowledged with its answer.
+    // haproxy switches it off on its listeners, so a request is acknowledged with its answer.
     same(IPPROTO_TCP, TCP_QUICKACK),
     same(IPPROTO_TCP, TCP_MAXSEG),
     same(IPPROTO_IP, IP_TOS),
@@ -149,17 +147,16 @@ static ANY_TIME: [Opt; 67] = [
     same(IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
 ];
 
-/// What `bind` depends on.
+/// Copies options on which `bind` depends.
 pub(crate) fn before_bind(from: i32, to: i32, v6: bool) -> Result<()> {
     all(&BEFORE_BIND, from, to, v6)
 }
 
-/// Makes every option of `to` as it is on `from`. Also for a socket that
-/// listens already.
+/// Makes every option of `to` equal to that of `from`. `to` may listen already.
 ///
 /// # Errors
-/// Of the kernel, for a value that the calling process may not set; EOPNOTSUPP
-/// where there is something that cannot be copied (a socket filter).
+/// Errors of the kernel, for a value that the calling process may not set. EOPNOTSUPP: `from` has something that
+/// cannot be copied (a socket filter).
 pub fn options(from: i32, to: i32, v6: bool) -> Result<()> {
     if has_filter(from) {
         return Err(Errno::new(EOPNOTSUPP));
@@ -168,17 +165,17 @@ pub fn options(from: i32, to: i32, v6: bool) -> Result<()> {
     for (level, names) in OTHERS.iter().filter(|o| v6 || o.0 != IPPROTO_IPV6) {
         names.iter().try_for_each(|name| one(&same(*level, *name), from, to))?;
     }
-    // An upper protocol cannot be taken off again; it is rare on listeners.
+    // An upper-layer protocol (ULP) cannot be removed again. Listeners rarely have one.
     one(&same(IPPROTO_TCP, TCP_ULP), from, to)
 }
 
-/// The queue of TCP Fast Open: needs a listening (or bound) socket, so it comes
-/// last.
+/// Copies the queue length of TCP Fast Open. The option needs a bound or listening socket, so it is copied after
+/// `bind`.
 pub(crate) fn fast_open(from: i32, to: i32) -> Result<()> {
     one(&same(IPPROTO_TCP, TCP_FASTOPEN), from, to)
 }
 
-/// What the kernel forgets when a socket begins to listen.
+/// Copies options that the kernel forgets when a socket begins to listen.
 pub(crate) fn after_listen(from: i32, to: i32) -> Result<()> {
     one(&same(IPPROTO_TCP, TCP_QUICKACK), from, to)
 }
@@ -207,7 +204,7 @@ fn one(o: &Opt, from: i32, to: i32) -> Result<()> {
             let doubled = want.first_chunk().map_or(0, |v| i32::from_ne_bytes(*v));
             setsockopt(to, o.level, o.name, &(doubled / 2).to_ne_bytes())?;
             if read(to, o, &mut b) != Some(want) {
-                // Beyond the limit: the application used the privileged one.
+                // The size is beyond the limit, so the application has used the privileged option.
                 let force = if o.name == SO_SNDBUF { SO_SNDBUFFORCE } else { SO_RCVBUFFORCE };
                 setsockopt(to, o.level, force, &(doubled / 2).to_ne_bytes())?;
             }
@@ -222,13 +219,13 @@ fn is_locked(fd: i32, name: i32) -> bool {
     const SNDBUF_LOCK: u8 = 1;
     const RCVBUF_LOCK: u8 = 2;
     let mut lock = [0u8; 4];
-    // A kernel that cannot say (before 5.14): copy it.
+    // Kernels before 5.14 do not say. Then the size is copied.
     getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &mut lock).is_err()
         || lock[0] & if name == SO_SNDBUF { SNDBUF_LOCK } else { RCVBUF_LOCK } != 0
 }
 
 fn has_filter(fd: i32) -> bool {
-    // With room for nothing the kernel answers the number of instructions.
+    // If the buffer is empty, the kernel returns the number of instructions.
     !matches!(getsockopt(fd, SOL_SOCKET, SO_GET_FILTER, &mut []), Ok(0))
 }
 
@@ -281,7 +278,7 @@ mod tests {
             getsockopt(b, IPPROTO_TCP, TCP_CONGESTION, &mut cc).unwrap();
             assert!(cc.starts_with(b"reno\0"));
             assert_eq!(int(b, SOL_SOCKET, SO_BUF_LOCK), int(a, SOL_SOCKET, SO_BUF_LOCK));
-            // And back to where it was.
+            // Copying from a fresh socket resets the options.
             options(fresh, b, v6).unwrap();
             for &(level, name, _) in chosen.iter().filter(|o| o.1 != SO_RCVBUF) {
                 assert_eq!(int(fresh, level, name), int(b, level, name), "option {level}/{name}");
@@ -294,7 +291,7 @@ mod tests {
 
     #[test]
     fn no_option_is_forgotten() {
-        // Made by the zones themselves, for one socket only, or without a meaning for TCP.
+        // Options that zones set themselves, that concern one socket only, or that have no meaning for TCP.
         const NOT: [(i32, i32, &str); 6] = [
             (SOL_SOCKET, SO_REUSEPORT, "every socket of a group has it"),
             (SOL_SOCKET, SO_INCOMING_CPU, "chooses among the sockets of a group, which zones do"),
@@ -350,7 +347,7 @@ mod tests {
         // ret 0xffff
         let code = sock_filter { code: 6, jt: 0, jf: 0, k: 0xffff };
         let program = sock_fprog { len: 1, filter: &code as *const _ as *mut _ };
-        // SAFETY: a plain struct, as bytes.
+        // SAFETY: `program` lives longer than the slice, which covers it.
         let bytes =
             unsafe { core::slice::from_raw_parts(&program as *const _ as *const u8, core::mem::size_of_val(&program)) };
         setsockopt(a, SOL_SOCKET, SO_ATTACH_FILTER, bytes).unwrap();

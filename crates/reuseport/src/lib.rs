@@ -1,9 +1,8 @@
-//! Kernel path: what is done to sockets so that each CPU has a listen socket of
-//! its own. Plain functions over descriptors, used by the preloaded library and,
-//! where that lacks the right, by the monitor.
+//! Operations on kernel sockets by which each CPU gets a listen socket of its own. They are plain functions on
+//! descriptors. The preloaded library calls them; where it lacks the right, the monitor does.
 //!
-//! Terms: the *global* listen socket is the application's own, a *local* one its
-//! copy for one worker; together they are one SO_REUSEPORT group in the kernel.
+//! Terms: the *global* listen socket is the application's own. A *local* listen socket is its copy for one worker.
+//! Together they are one SO_REUSEPORT group in the kernel.
 #![cfg_attr(not(test), no_std)]
 
 pub mod classic;

@@ -1,10 +1,10 @@
-//! Local listen sockets: copies of a global one.
+//! Local listen sockets: copies of a global listen socket.
 
 use crate::copy;
 use fsocket_sys::{self as sys, Errno, Result};
 use libc::*;
 
-/// What a listen socket is bound to.
+/// The address and options to which a listen socket is bound.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub domain: i32,
@@ -14,10 +14,10 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Reads a socket.
+    /// Reads the shape of a socket.
     ///
     /// # Errors
-    /// EINVAL: not a bound TCP socket of IPv4 or IPv6 (Multipath TCP is not).
+    /// EINVAL: `fd` is not a bound TCP socket of IPv4 or IPv6. (A Multipath TCP socket is none.)
     pub fn of(fd: i32) -> Result<Shape> {
         let domain = int(fd, SOL_SOCKET, SO_DOMAIN)?;
         let protocol = int(fd, SOL_SOCKET, SO_PROTOCOL)?;
@@ -55,27 +55,27 @@ pub(crate) fn int(fd: i32, level: i32, name: i32) -> Result<i32> {
     Ok(i32::from_ne_bytes(v))
 }
 
-/// SO_REUSEPORT; may be changed at any time.
+/// Sets or clears SO_REUSEPORT, which is possible at any time.
 ///
 /// # Errors
-/// Of `setsockopt`.
+/// Errors of `setsockopt`.
 pub fn reuse_port(fd: i32, on: bool) -> Result<()> {
     sys::setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &(on as i32).to_ne_bytes())
 }
 
-/// Whether SO_REUSEPORT is set.
+/// Is SO_REUSEPORT set?
 ///
 /// # Errors
-/// Of `getsockopt`.
+/// Errors of `getsockopt`.
 pub fn reuse_port_of(fd: i32) -> Result<bool> {
     int(fd, SOL_SOCKET, SO_REUSEPORT).map(|v| v != 0)
 }
 
-/// The backlog of a listening socket, and how many connections wait to be
-/// accepted: Linux answers them in `tcpi_sacked` and `tcpi_unacked`.
+/// The backlog of a listening socket, and the number of connections that wait to be accepted. Linux reports them in
+/// `tcpi_sacked` and `tcpi_unacked`.
 ///
 /// # Errors
-/// Of `getsockopt`.
+/// Errors of `getsockopt`.
 pub fn backlog(fd: i32) -> Result<(u32, u32)> {
     let mut info = [0u8; 32];
     let n = sys::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &mut info)?;
@@ -87,12 +87,12 @@ pub fn backlog(fd: i32) -> Result<(u32, u32)> {
     Ok((word(28), word(24)))
 }
 
-/// A copy of the listening socket `global`, listening on the same address.
-/// Non-blocking and close-on-exec. Every socket there must have SO_REUSEPORT set
-/// meanwhile, and belong to the same user.
+/// Makes a copy of the listening socket `global` that listens on the same address. The copy is non-blocking and
+/// close-on-exec. During the call, every socket on this address must have SO_REUSEPORT set and belong to the same
+/// user.
 ///
 /// # Errors
-/// Of the calls: EADDRINUSE, EACCES, EPERM; EOPNOTSUPP as of [`copy::options`].
+/// Errors of the system calls: EADDRINUSE, EACCES, EPERM. EOPNOTSUPP: see [`copy::options`].
 pub fn like(global: i32, shape: &Shape) -> Result<i32> {
     let (limit, _) = backlog(global)?;
     let fd = sys::socket(shape.domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)?;
@@ -112,11 +112,11 @@ pub fn like(global: i32, shape: &Shape) -> Result<i32> {
     }
 }
 
-/// Is the calling thread in the network namespace of this socket? It may have inherited the
-/// socket, or have gone elsewhere since.
+/// Is the calling thread in the network namespace of this socket? The process may have inherited the socket, or the
+/// thread may have changed its namespace since.
 ///
 /// # Errors
-/// EXDEV: it is not. Else of the calls.
+/// EXDEV: it is not. Other errors are those of the system calls.
 pub fn in_namespace_of(fd: i32) -> Result<()> {
     let cookie = |fd| {
         let mut value = [0u8; 8];
@@ -131,10 +131,10 @@ pub fn in_namespace_of(fd: i32) -> Result<()> {
     }
 }
 
-/// Makes a local listen socket like the global one again.
+/// Copies the options and the backlog of the global listen socket to a local one again.
 ///
 /// # Errors
-/// As of [`like`].
+/// As for [`like`].
 pub fn refresh(global: i32, local: i32, shape: &Shape) -> Result<()> {
     copy::options(global, local, shape.is_v6())?;
     let (limit, _) = backlog(global)?;
@@ -148,7 +148,7 @@ mod tests {
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
 
-    /// What a bind (and listen) of the same user gets.
+    /// The result of `bind` (and `listen`) for another socket of the same user.
     fn stranger(addr: SocketAddr, v6only: bool, reuseaddr: bool, listens: bool) -> Result<()> {
         let fd = sys::socket(if addr.is_ipv6() { AF_INET6 } else { AF_INET }, SOCK_STREAM, 0).unwrap();
         sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(reuseaddr as i32).to_ne_bytes()).unwrap();
@@ -179,7 +179,7 @@ mod tests {
         if !ip.contains(':') || ip != "::" || !v6only {
             return l;
         }
-        // The standard library cannot: by hand.
+        // The standard library cannot set IPV6_V6ONLY before `bind`.
         drop(l);
         let fd = sys::socket(AF_INET6, SOCK_STREAM, 0).unwrap();
         sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &1i32.to_ne_bytes()).unwrap();
@@ -188,14 +188,14 @@ mod tests {
         raw[..2].copy_from_slice(&(AF_INET6 as u16).to_ne_bytes());
         sys::bind(fd, &raw).unwrap();
         sys::listen(fd, 128).unwrap();
-        // SAFETY: ours.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
     }
 
     #[test]
     fn acknowledgements_are_delayed_as_on_the_global_one() {
         let global = TcpListener::bind("127.0.0.1:0").unwrap();
-        // As haproxy does: `listen` would have switched it on again.
+        // haproxy does the same, after `listen`, which would have switched the option on again.
         sys::setsockopt(global.as_raw_fd(), IPPROTO_TCP, TCP_QUICKACK, &0i32.to_ne_bytes()).unwrap();
         reuse_port(global.as_raw_fd(), true).unwrap();
         let local = like(global.as_raw_fd(), &Shape::of(global.as_raw_fd()).unwrap()).unwrap();
@@ -220,7 +220,7 @@ mod tests {
             reuse_port(fd, true).unwrap();
             let reservation = reservation::reserve(fd, &shape).unwrap();
             let mut locals = vec![like(fd, &shape).unwrap()];
-            // A check that cannot fail proves nothing: the door is open now.
+            // The address is still open now: this shows that the checks below can fail.
             if !v6only || ip != "::" {
                 reuse_port(reservation, true).unwrap();
                 assert!(stranger(addr, v6only, false, false).is_ok(), "{ip}: the open door");

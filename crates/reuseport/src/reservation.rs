@@ -1,20 +1,19 @@
-//! Which sockets may share the address of a listener.
+//! Keeps other sockets from sharing the address of a listener.
 //!
-//! A local listen socket needs SO_REUSEPORT on itself and on the global one. In
-//! the kernel that opens the address to every socket of the same user that has
-//! SO_REUSEPORT set, where stock says EADDRINUSE. Two things close it again:
+//! A local listen socket needs SO_REUSEPORT on itself and on the global one. This opens the address to every socket
+//! of the same user that has SO_REUSEPORT set, where stock returns EADDRINUSE. Two measures close the address
+//! again:
 //!
-//! 1. The *reservation*: a socket bound to the same address whose SO_REUSEPORT has been
-//!    cleared after the bind. A socket that runs the kernel's conflict check meets it.
-//! 2. The kernel skips that check for a socket that is like the last one that
-//!    passed it (`tb->fastreuseport`). So every change ends with a bind of another
-//!    kind that overwrites this memory: of an address of the same port that nobody
-//!    uses and that the listener does not cover, or, where the listener covers all
-//!    (a dual-stack wildcard), of the listener's own with TCP_REPAIR, which needs
-//!    CAP_NET_ADMIN.
+//! 1. The *reservation*: a socket bound to the same address whose SO_REUSEPORT has been cleared after the
+//!    bind. The kernel's conflict check finds it, and refuses other sockets.
+//! 2. The kernel skips that check for a socket that is like the last one that passed it
+//!    (`tb->fastreuseport`). So every change ends with a bind of another kind of socket, which overwrites
+//!    `tb->fastreuseport` ([`ReuseWindow`]). This socket takes an unused address with the same port that the
+//!    listener does not cover. If the listener covers all addresses (a dual-stack wildcard), the socket
+//!    takes the listener's own address with TCP_REPAIR, which needs CAP_NET_ADMIN.
 //!
-//! To add a local listen socket the door is open for a few system calls: the
-//! reservation's SO_REUSEPORT is set meanwhile.
+//! While a local listen socket is added, the address is open for a few system calls: the reservation's SO_REUSEPORT
+//! is set.
 
 use crate::copy::{self, IPV6_FREEBIND};
 use crate::listener::{reuse_port, Shape};
@@ -23,21 +22,21 @@ use libc::*;
 
 const TCP_REPAIR: i32 = 19;
 
-/// A reservation for the address of `global`, which must have SO_REUSEPORT set by now.
-/// The door is open afterwards; see [`close`].
+/// Makes a reservation for the address of `global`, which must have SO_REUSEPORT set already. The address stays
+/// open until the caller calls [`ReuseWindow::close`] and clears the reservation's SO_REUSEPORT.
 ///
 /// # Errors
-/// Of `socket` and `bind`: EADDRINUSE for another user, EACCES for a port that
-/// needs a privilege.
+/// Errors of `socket` and `bind`: EADDRINUSE if another user has the address, EACCES for a port that needs a
+/// privilege.
 pub fn reserve(global: i32, shape: &Shape) -> Result<i32> {
     let fd = sys::socket(shape.domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)?;
     let bound = copy::before_bind(global, fd, shape.is_v6())
-        // Connections in TIME_WAIT, that a server before this one has left, let in
-        // who has SO_REUSEADDR, as they let in the listener.
+        // If connections of an earlier server are in TIME_WAIT, the kernel admits only sockets with SO_REUSEADDR,
+        // such as the listener.
         .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &1i32.to_ne_bytes()))
         .and_then(|()| reuse_port(fd, true))
         .and_then(|()| sys::bind(fd, shape.addr()))
-        // A reservation that itself allows others by SO_REUSEADDR is none.
+        // With SO_REUSEADDR the reservation would admit other sockets.
         .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &0i32.to_ne_bytes()));
     if let Err(e) = bound {
         let _ = sys::close(fd);
@@ -46,15 +45,16 @@ pub fn reserve(global: i32, shape: &Shape) -> Result<i32> {
     Ok(fd)
 }
 
-/// Something that closes the door: made before it is opened, so that a lack of
+/// The socket whose `bind` closes the address again. It is made before the address is opened, so that a missing
 /// privilege shows in time.
 pub struct ReuseWindow {
     fd: i32,
     kind: Kind,
 }
 enum Kind {
-    /// An address of this family.
+    /// Binds to an unused address of this family.
     Elsewhere(i32),
+    /// Binds to the listener's own address, with TCP_REPAIR.
     Forced,
 }
 
@@ -99,16 +99,17 @@ impl ReuseWindow {
         Ok(ReuseWindow { fd, kind })
     }
 
-    /// Overwrites the kernel's memory of the last socket that was let in. The
-    /// reservation is shut by the caller.
+    /// Overwrites the kernel's memory of the last socket that passed the check. The caller clears the reservation's
+    /// SO_REUSEPORT.
     ///
     /// # Errors
-    /// Of `bind`.
+    /// Errors of `bind`.
     pub fn close(self, shape: &Shape) -> Result<()> {
         let r = match self.kind {
             Kind::Forced => sys::bind(self.fd, shape.addr()),
             Kind::Elsewhere(family) => {
-                // Random: a rival would have to name this very address.
+                // The address is random: another socket would have to bind to exactly this address to pass the
+                // check.
                 let mut at = [0u8; 28];
                 let random = sys::getrandom_u64().to_ne_bytes();
                 at[..2].copy_from_slice(&(family as u16).to_ne_bytes());
@@ -139,7 +140,7 @@ impl Drop for ReuseWindow {
     }
 }
 
-/// Does the application itself share its address? Then there is no door.
+/// Does the application itself share its address? Then there is nothing to close.
 pub fn is_open_anyway(global: i32) -> bool {
     let mut v = [0u8; 4];
     sys::getsockopt(global, SOL_SOCKET, SO_REUSEPORT, &mut v).is_ok() && v != [0; 4]

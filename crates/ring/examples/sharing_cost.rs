@@ -1,5 +1,5 @@
-//! What the possibility of sharing costs the single owner of a socket: a send and
-//! a receive of 8 bytes with tokens and without, in turns.
+//! The cost of shareable sockets for a single owner: a send and a receive of 8 bytes, with
+//! tokens and without tokens by turns.
 //!
 //!     cargo run --release -p fsocket-ring --example sharing_cost
 
@@ -25,7 +25,7 @@ mod with_memory {
     const REPS: usize = 15;
     const ME: u64 = 2;
 
-    /// Nobody else wants the token here.
+    /// The environment of tokens that no other thread uses.
     struct Alone;
     impl Env for Alone {
         fn heavy_fence() {}
@@ -44,8 +44,8 @@ mod with_memory {
     impl Stream {
         fn new() -> Stream {
             let memory: &'static mut [u64] = vec![0u64; (RING_CAP + RING_SLACK) / 8].leak();
-            // SAFETY: a ring and its slack, 8-aligned, never freed; zero is a valid Dir and
-            // a valid Half.
+            // SAFETY: a ring and its slack, 8-aligned, never freed; zero is a valid Dir and a
+            // valid Half.
             let (ring, dir, tx, rx): (_, Box<Dir>, Box<Half>, Box<Half>) = unsafe {
                 let zeroed = (core::mem::zeroed(), core::mem::zeroed(), core::mem::zeroed());
                 (Mapped::new(memory.as_mut_ptr().cast()), Box::new(zeroed.0), Box::new(zeroed.1), Box::new(zeroed.2))
@@ -76,7 +76,7 @@ mod with_memory {
             to
         }
 
-        /// Nanoseconds for a send and a receive.
+        /// Nanoseconds for one send and one receive.
         fn time(&self, tokens: bool) -> f64 {
             let started = Instant::now();
             for i in 0..u64::from(OPS) {

@@ -1,33 +1,33 @@
-//! The consumer: records out of the ring, and looks at what is there.
+//! The consumer takes records out of the ring, and looks at what is there.
 
-use crate::{align8, get, go_to, put, Bytes, Failed, CAP, MASK};
+use crate::{align8, Bytes, Failed, CAP, MASK};
 use fsocket_abi::channel::{record, Dir};
 use fsocket_abi::half::Half;
 use fsocket_sync::atomic::Ordering;
 
-/// A long receive gives the producer space in pieces of so many bytes, for it to go on meanwhile: as receives of that
-/// length one after the other would, which is how the models have it.
+/// A long receive frees space in pieces of this size, so that the producer goes on meanwhile. (Successive
+/// receives of that length would do the same; the models do it that way.)
 const PIECE: usize = 128 * 1024;
 
-/// Is there at least one byte (or a FIN's predecessor) to read? Does not
-/// consume; may be asked without the token, the answer is then a hint.
+/// Is there at least one byte (or a FIN's predecessor) to read? It consumes nothing. Without the
+/// token the answer is a hint.
 #[inline(always)]
 pub fn readable<B: Bytes>(b: B, d: &Dir, h: &Half) -> bool {
-    if get(&h.limit) != 0 {
+    if h.limit() != 0 {
         return true;
     }
-    let (pos, base) = (get(&h.pos), get(&h.base));
+    let (pos, base) = (h.pos(), h.base());
     // Acquire: see `put_record`.
     b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) != 0
         || (d.prod.rewind_from.load(Ordering::Acquire) == pos && base != pos)
 }
 
-/// Receive up to `len` bytes, across records; 0: nothing there. With `peek`
-/// nothing is consumed. Without a `dst` they are discarded. What does not get there, because `dst` is not
-/// there, stays, with the rest of its record; a fault it is if nothing got there.
+/// Receives up to `len` bytes, across records; 0: there are none. With `peek` nothing is consumed.
+/// Without a `dst` the bytes are discarded. Bytes that cannot be copied, because `dst` is bad, stay
+/// with the rest of their record. It is a fault only if no byte was copied.
 ///
 /// # Safety
-/// `dst` is the program's for `len` bytes; the caller holds the token of `h`.
+/// `dst` points to `len` bytes, as the program passed it, and the caller holds the token of `h`.
 #[inline(always)]
 pub unsafe fn recv<B: Bytes>(
     b: B,
@@ -37,7 +37,7 @@ pub unsafe fn recv<B: Bytes>(
     len: usize,
     peek: bool,
 ) -> Result<usize, Failed> {
-    let (mut pos, mut base, mut left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let (mut pos, mut base, mut left) = (h.pos(), h.base(), h.limit());
     let (mut got, mut told, mut pads) = (0usize, 0, 0);
     while got < len {
         if left == 0 {
@@ -53,8 +53,7 @@ pub unsafe fn recv<B: Bytes>(
             }
             let (kind, n) = record::unpack(hdr);
             let off = pos.wrapping_sub(base) & MASK;
-            // What is longer than a record, or goes beyond the ring's end, no honest producer has
-            // written.
+            // An honest producer writes no record that is too long, or that crosses the ring's end.
             let legal = n <= CAP && off + record::HDR + align8(n) <= CAP;
             match kind {
                 record::DATA if legal && n.wrapping_sub(1) < record::MAX => {
@@ -62,8 +61,8 @@ pub unsafe fn recv<B: Bytes>(
                     left = n;
                     pads = 0;
                 }
-                // An honest producer never pads twice in a row; a ring full of
-                // padding would keep us here for ever.
+                // An honest producer never pads twice in a row. Without this check a ring full of
+                // padding would keep the loop busy for ever.
                 record::PAD if legal && n % 8 == 0 && pads < 2 => {
                     pads += 1;
                     pos = pos.wrapping_add(record::HDR + n);
@@ -72,7 +71,7 @@ pub unsafe fn recv<B: Bytes>(
                 _ => return Err(Failed::Hostile),
             }
         } else if left > record::MAX {
-            // (The rest of a record, as another process of the fork group says.)
+            // (Another process of the fork group claims that a record has this rest.)
             return Err(Failed::Hostile);
         }
         let n = left.min((len - got) as u64);
@@ -103,16 +102,16 @@ pub unsafe fn recv<B: Bytes>(
     Ok(got)
 }
 
-/// The producer gets back what was read up to `pos`.
+/// Gives the producer back the space up to `pos`.
 #[inline(always)]
 fn consumed(d: &Dir, h: &Half, (pos, base, left): (u64, u64, u64), bytes: usize) {
-    put(&h.base, base);
-    put(&h.limit, left);
-    if pos != get(&h.pos) {
-        go_to(h, pos);
-        put(&h.bytes, get(&h.bytes).wrapping_add(bytes as u64));
-        // Release: our reads are done before the producer may overwrite;
-        // pairs with the acquire in `look`.
+    h.set_base(base);
+    h.set_limit(left);
+    if pos != h.pos() {
+        h.go_to(pos);
+        h.set_bytes(h.bytes().wrapping_add(bytes as u64));
+        // Release: this side's reads are done before the producer may overwrite; pairs with the
+        // acquire in `look`.
         d.cons.head.store(pos, Ordering::Release);
     }
 }
@@ -123,23 +122,24 @@ pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize,
     unsafe { recv(b, d, h, None, max, true) }
 }
 
-/// Behind what was read, or seen by a scan that ended at `scan`: the position there, and that at
-/// offset 0 of the ring.
+/// The position behind what was read, or behind what a scan up to `scan` has seen; and the position
+/// at offset 0 of the ring.
 fn behind<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (u64, u64) {
-    let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let (pos, base, left) = (h.pos(), h.base(), h.limit());
     let at = scan.max(align8(pos.wrapping_add(left)));
     let follow = left == 0
         && base != pos
         && b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) == 0
         && d.prod.rewind_from.load(Ordering::Acquire) == pos;
-    // The reader has not followed the last rewind yet; we have to.
+    // The reader has not followed the last rewind yet, so this function does.
     (at, if follow { pos } else { base })
 }
 
-/// When did the sender turn to this connection to publish what is new since `scan` (see [`scan`])?
-/// [`record::stamp`]; 0: it was here already. None: nothing is new. A hint; asked without the token.
+/// When did the sender's thread turn to this connection, to publish what is new since `scan` (see
+/// [`scan`])? [`record::stamp`]; 0: it was at this connection already. None: nothing is new. The
+/// answer is a hint, and needs no token.
 pub fn turned<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> Option<u64> {
-    if scan == 0 && get(&h.limit) != 0 {
+    if scan == 0 && h.limit() != 0 {
         return Some(0); // the rest of a record
     }
     let (at, base) = behind(b, d, h, scan);
@@ -151,11 +151,11 @@ pub fn turned<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> Option<u64> {
 }
 
 /// Edge detection: has something been published since `scan` (0: since the last
-/// read)? Returns the new scan position. Asked without the token; a racing reader can only cause an
-/// edge too many.
+/// read)? Returns the new scan position. It needs no token; a reader at the same time can only
+/// cause one edge too many.
 pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
     let (mut at, mut base) = behind(b, d, h, scan);
-    // What was published and read since is an edge, too, as in the kernel.
+    // Bytes that were published and read since count as an edge, too, as in the kernel.
     let mut edge = scan != 0 && at > scan;
     for _ in 0..64 {
         let off = at.wrapping_sub(base) & MASK & !7;

@@ -1,17 +1,18 @@
-//! To which worker of a listener a client gives a new connection, and which one it wakes:
-//! workers that wait first, busy ones last (Affinity-Accept, 3.3.1, with a SYN queue for
-//! the accept queue and the client for the core that takes the SYN).
+//! Chooses the worker of a listener that gets a new connection, and the worker to wake: waiting
+//! workers come first, busy ones last. (Affinity-Accept, 3.3.1. A SYN queue stands for the accept
+//! queue there, and the client for the core that takes the SYN.)
 
 use fsocket_abi::channel::{SynQueue, SYN_CAP, WORKERS};
 use fsocket_sync::doorbell::Want;
 
-/// A queue is busy above 75 % of what it holds, until its average is below 10 %.
+/// A queue becomes busy above 75 % of its capacity, and stays so until its average is below 10 %.
 const HIGH: u32 = SYN_CAP as u32 * 3 / 4;
 const LOW: u32 = (SYN_CAP as u32 * ONE) / 10;
 /// Averages are 16.16 fixed point, and move by 1 / (2 * SYN_CAP) of the difference.
 const ONE: u32 = 1 << 16;
 
-/// Which workers' queues have been long lately. Kept by the client, which adds to them.
+/// The workers whose queues were long lately. The client keeps this, because the client adds to
+/// the queues.
 #[derive(Clone, Copy)]
 pub struct Busy {
     average: [u32; WORKERS],
@@ -23,13 +24,14 @@ impl Busy {
         Busy { average: [0; WORKERS], mask: 0 }
     }
 
-    /// Bit per worker.
+    /// The busy workers, one bit each.
     pub fn mask(&self) -> u64 {
         self.mask
     }
 
-    /// A connection was added to worker `w`'s queue, which is `len` long now. The averages of
-    /// busy ones move, too: nothing may be added to them any more that could.
+    /// A connection was added to the queue of worker `w`; `lens` returns the lengths of the
+    /// queues. The averages of busy workers change as well, because their queues may get no more
+    /// connections.
     pub fn added(&mut self, w: u32, lens: impl Fn(u32) -> u32) {
         let mut look = self.mask | 1 << w;
         while look != 0 {
@@ -40,7 +42,7 @@ impl Busy {
             let now = len * ONE;
             let step = now.abs_diff(*average) / (2 * SYN_CAP as u32);
             *average = if now > *average { *average + step } else { *average - step };
-            // An average that was never high says nothing; a queue that is empty does.
+            // (An empty queue is not busy, even if its average was never high.)
             if len > HIGH {
                 self.mask |= 1 << w;
             } else if *average < LOW {
@@ -56,28 +58,29 @@ impl Default for Busy {
     }
 }
 
-/// The workers of a listener, a bit each.
+/// Sets of workers of a listener, one bit for each worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Workers {
-    /// The workers that are there, a bit each.
+    /// All workers that exist.
     pub all: u64,
-    /// Whose queue has been long lately.
+    /// Workers whose queue was long lately.
     pub busy: u64,
-    /// Whose CPU has no time left, while another's has.
+    /// Workers whose CPU has no time left, while another CPU has some.
     pub avoid: u64,
-    /// No balance: they take turns.
+    /// The listener is not balanced: the workers take turns.
     pub turns: bool,
 }
 
 impl Workers {
-    /// Those that a connection goes to while any of them has room to spare.
+    /// The preferred workers, which are used as long as one of them has room.
     fn good(self) -> u64 {
         self.all & !(self.busy | self.avoid)
     }
 }
 
-/// The worker for a new connection; None: none has room. `start` turns, so that all have
-/// their share. `sleeps`: does one of these waiters?
+/// The worker for a new connection; None: no worker has room. The caller changes `start` each
+/// time, so that all workers get their share. `sleeps`: does one of the waiters in this word
+/// sleep?
 pub fn choose<'a>(
     workers: Workers,
     start: u32,
@@ -93,7 +96,7 @@ pub fn choose<'a>(
     }
     let good = workers.good();
     let waits = |w: &u32| len(*w) == 0 && sleeps(queue(*w).want.armed());
-    // A waiting worker has time, however long the queue was, but not on a CPU that has none.
+    // A waiting worker has time, however long its queue was; except if its CPU has none.
     order(workers.all & !workers.avoid)
         .find(waits)
         .or_else(|| order(good).find(|w| len(*w) == 0))
@@ -102,12 +105,14 @@ pub fn choose<'a>(
         .or_else(|| order(workers.all).filter(has_room).min_by_key(|w| len(*w)))
 }
 
-/// After a connection was put into the queue of `chosen`: which worker to wake, by `ring`, which wakes waiters of
-/// a word and says whether one of them slept. A thread that sleeps there comes first, then one that sleeps anywhere:
-/// it may have begun to since the worker was chosen, and one that is armed may do something else (an epoll
-/// instance stays armed while nobody waits in it). Each looks into all queues after arming,
-/// before it sleeps, so that one of the two sees the other. (A worker that is to be avoided is not woken for
-/// one that is not: that one computes, and will look; if it does not, the monitor sees it.)
+/// Decides which worker to wake, after a connection was put into the queue of `chosen`. `ring`
+/// wakes the waiters of a word, and returns whether one of them slept. A thread that sleeps at
+/// the chosen worker comes first, then any other sleeping worker, because that one may have begun
+/// to sleep after the choice. (An armed thread need not sleep: an epoll instance stays armed
+/// while no thread waits in it.) Each thread looks at all queues after arming and before it
+/// sleeps, so either it sees the connection or this function sees the thread. (A worker to be
+/// avoided is not woken instead of a good one: the good one computes now, and will look later. If
+/// it does not, the monitor notices.)
 pub fn wake<'a>(
     chosen: u32,
     workers: Workers,
@@ -131,11 +136,11 @@ mod tests {
     use fsocket_sync::atomic::Ordering::Relaxed;
 
     fn queues() -> [SynQueue; 3] {
-        // SAFETY: atomics and padding, for which zero is valid.
+        // SAFETY: the type has atomics and padding, for which zero is valid.
         core::array::from_fn(|_| unsafe { core::mem::zeroed() })
     }
 
-    /// Every armed waiter.
+    /// Treats every armed waiter as sleeping.
     fn all_sleep(want: u64) -> bool {
         want != 0
     }
@@ -237,7 +242,7 @@ mod tests {
         assert_eq!(b.mask(), 0);
         b.added(1, |_| HIGH + 1);
         assert_eq!(b.mask(), 0b10);
-        // Connections go to another worker, and this one's queue is empty at last.
+        // New connections go to another worker, and this one's queue is empty in the end.
         let mut additions = 0;
         while b.mask() != 0 {
             b.added(0, |_| 0);

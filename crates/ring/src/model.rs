@@ -1,6 +1,5 @@
-//! The ring and the SYN queue under loom, with small capacities (see
-//! `RING_CAP`, `SYN_CAP`). What the models of the fences mean is said in
-//! `fsocket_sync::model`.
+//! Models of the ring and the SYN queue for loom, with small capacities (see `RING_CAP`,
+//! `SYN_CAP`). `fsocket_sync::model` explains how fences are modelled.
 
 mod dispatch;
 mod pipe;

@@ -1,54 +1,62 @@
-//! The producer: records into the ring, and what the consumer has left of it.
+//! The producer puts records into the ring, and looks how much of it the consumer has read.
 
-use crate::{align8, get, go_to, put, small, Bytes, Failed, Hostile, CAP, MASK, SMALL};
+use crate::{align8, small, Bytes, Failed, Hostile, CAP, MASK, SMALL};
 use fsocket_abi::channel::{record, Dir};
 use fsocket_abi::half::Half;
 use fsocket_sync::atomic::Ordering;
 
-/// Bytes between two looks at the consumer's position, where it has read all: then it may be that
-/// the ring can be rewound.
+/// Number of bytes between two looks at the consumer's position, if it has read all: then a rewind
+/// may be possible.
 pub(crate) const STEP: u64 = if cfg!(loom) { 32 } else { 4096 };
-/// The same where it has not. A look fetches a line that the consumer writes all the time.
+/// The same, if it has not. A look fetches a cache line that the consumer writes all the time.
 const STRIDE: u64 = 4 * STEP;
 
-/// Send one message of up to [`SMALL`] bytes if that needs no look at the
-/// consumer. True: published; the caller rings doorbells.
+/// Sends one message of up to [`SMALL`] bytes, if that needs no look at the consumer. True:
+/// published; the caller rings doorbells.
 ///
 /// `when`: [`record::stamp`] of now, if the thread has just turned to this connection; else 0.
 ///
 /// # Safety
-/// `src` is the program's for `len` bytes; the caller holds the token of `h`.
+/// `src` points to `len` bytes, as the program passed it, and the caller holds the token of `h`.
 #[inline(always)]
 pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
-    // (First: a length may be anything, and is not added to before.)
+    // (This comes first: `len` may be anything, and must not be added to before.)
     if !small(len) {
         return false;
     }
-    let pos = get(&h.pos);
+    let pos = h.pos();
     let need = record::HDR + align8(len as u64);
-    if pos.wrapping_add(need + record::HDR) > get(&h.limit) {
+    if pos.wrapping_add(need + record::HDR) > h.limit() {
         return false;
     }
-    // SAFETY: a small record; the limit ends before the ring does, if nobody else has written it.
-    unsafe { put_record(b, d, h, pos, src, (len as u64, when)) }
+    // SAFETY: `src` is the program's for `len` bytes; a record of that length begins at the offset.
+    let fill = |off, n| if unsafe { b.write(off, src, n) } { n } else { 0 };
+    // (The limit ends before the ring does, if nobody else has written it.)
+    put_record(b, d, h, pos, fill, (len as u64, when)) != 0
 }
-/// False: `src` is not there, and nothing was done.
+
+/// Publishes a record of the bytes that `fill` puts at a ring offset: it gets their greatest number, `len`, and returns
+/// how many are there. 0: none, and nothing was done. Else that number.
 ///
-/// # Safety
-/// `src` is the program's for `len` bytes, which are no more than [`record::MAX`].
-///
-/// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
+/// `len` is no more than [`record::MAX`], and `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
 /// (the trailing header may lie at offset 0 of the next lap), unless another process of the fork group is hostile.
 #[inline(always)]
-unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) -> bool {
-    let base = get(&h.base);
-    // Positions of the producer are multiples of 8; the mask says so to the compiler.
+fn put_record<B: Bytes>(
+    b: B,
+    d: &Dir,
+    h: &Half,
+    pos: u64,
+    fill: impl FnOnce(usize, usize) -> usize,
+    (len, when): (u64, u64),
+) -> u64 {
+    let base = h.base();
+    // Positions of the producer are multiples of 8; the mask tells the compiler so.
     let off = pos.wrapping_sub(base) & MASK & !7;
-    let step = record::HDR + align8(len);
-    // SAFETY: an offset in the ring, and the caller's length.
-    if !unsafe { b.write((off + record::HDR) as usize, src, len as usize) } {
-        return false;
+    let len = fill((off + record::HDR) as usize, len as usize) as u64;
+    if len == 0 {
+        return 0;
     }
+    let step = record::HDR + align8(len);
     b.header(((off + step) & MASK) as usize).store(0, Ordering::Relaxed);
     // Release: payload and the zeroed next header, for the consumer's acquire
     // load of this header in `Rx::header`.
@@ -59,69 +67,70 @@ unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8
         // `rewound`.
         d.prod.rewind_from.store(pos, Ordering::Release);
     }
-    go_to(h, pos.wrapping_add(step));
-    put(&h.bytes, get(&h.bytes).wrapping_add(len));
-    true
+    h.go_to(pos.wrapping_add(step));
+    h.set_bytes(h.bytes().wrapping_add(len));
+    len
 }
 
-/// What a producer learns when it looks at the consumer.
+/// The result of a producer's look at the consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes not yet consumed.
+    /// Number of bytes not yet consumed.
     pub used: u64,
 }
 
-/// Look at the consumer's position; rewind if that is possible and the next
-/// `len` bytes fit below the old position.
+/// Looks at the consumer's position, and rewinds if that is possible and the next `len` bytes fit
+/// below the old position.
 ///
 /// Until the consumer has followed a rewind it polls the header word at the old
 /// offset, so that word (the *fence*) must stay zero.
 pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
-    let pos = get(&h.pos);
+    let pos = h.pos();
     // Acquire: pairs with the release in `recv`; bytes up to head are consumed
     // and may be overwritten.
     let head = d.cons.head.load(Ordering::Acquire);
     // A head outside of what we wrote would make us overwrite unread data or
     // compute a huge credit; before `base` it would alias the lap before.
-    if head > pos || pos - head > CAP || head < get(&h.base) {
+    if head > pos || pos - head > CAP || head < h.base() {
         return Err(Hostile);
     }
-    if head > get(&h.base) {
-        put(&h.fence, 0);
+    if head > h.base() {
+        h.set_fence(0);
     }
-    let off = pos.wrapping_sub(get(&h.base)) & MASK & !7;
+    let off = pos.wrapping_sub(h.base()) & MASK & !7;
     if head == pos && (STEP..=CAP - STEP).contains(&off) && align8(len) + 2 * record::HDR <= off {
-        put(&h.base, pos);
-        put(&h.fence, off);
+        h.set_base(pos);
+        h.set_fence(off);
     }
     Ok(Space { used: pos - head })
 }
 
-/// Bytes that may be under way, headers included: the whole ring, unless this
-/// side has chosen the size of its buffer. The peer's word only shrinks or grows
-/// that within the ring.
+/// Number of bytes that may be under way, headers included: the whole ring, unless this side has
+/// chosen the size of its buffer. The peer's word only changes it within the ring.
 #[inline]
 fn capacity(d: &Dir, h: &Half) -> u64 {
     let all = buffers(d, h);
-    match h.lowat.load(Ordering::Relaxed) as u64 {
+    match h.lowat() as u64 {
         0 => all,
         n => all.min(in_flight(d) + n.max(LEAST)),
     }
 }
 
-/// [`capacity`] by the buffers of the two sides.
+/// [`capacity`] from the buffers of the two sides.
 #[inline]
 fn buffers(d: &Dir, h: &Half) -> u64 {
-    match h.cap.load(Ordering::Relaxed) as u64 {
+    match h.cap() as u64 {
         0 => CAP,
         own => (own + d.cons.window.load(Ordering::Relaxed) as u64).min(CAP),
     }
 }
 
-/// [`fsocket_abi::channel::Cons::window`] of a buffer of the usual size, for a connection that nobody has accepted.
+/// [`fsocket_abi::channel::Cons::window`] of a buffer of the default size, for a connection that nobody has
+/// accepted.
 const USUAL: u64 = 131_072 / 4 * 5;
 
-/// Bytes that the kernel would have sent to a receiver that reads nothing: its buffer. Those beyond are unsent.
+/// Number of bytes that the kernel would have sent to a receiver that reads nothing: its buffer. Any further
+/// bytes are unsent.
 fn in_flight(d: &Dir) -> u64 {
     match d.cons.window.load(Ordering::Relaxed) as u64 {
         0 => USUAL / 5 * 4,
@@ -132,62 +141,82 @@ fn in_flight(d: &Dir) -> u64 {
 /// Unsent bytes that the lowest mark (TCP_NOTSENT_LOWAT) allows: the kernel fills a segment that it has begun.
 const LEAST: u64 = 4096;
 
-/// As long as no more than that is under way, a program that waits for room is told. Room for a record is left above.
+/// As long as at most this many bytes are under way, a program that waits for room gets an event. Above that there
+/// is still room for a record.
 #[inline]
 fn mark(d: &Dir, h: &Half) -> u64 {
     let third = buffers(d, h) / 3 * 2;
-    match h.lowat.load(Ordering::Relaxed) as u64 {
+    match h.lowat() as u64 {
         0 => third,
         n => third.min(in_flight(d) + (n - 1) / 2),
     }
 }
 
-/// Send up to `len` bytes. Returns how many fitted into at most one record
-/// (0: no space). Call again for the rest, with 0 for `when`.
+/// Sends up to `len` bytes. Returns how many fitted into one record (0: there is no space). The
+/// caller calls it again for the rest, with 0 for `when`.
 ///
 /// # Safety
 /// As [`send_small`].
 pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> Result<usize, Failed> {
+    // SAFETY: `src` is the program's for `len` bytes, and `send_by` asks for no more of them.
+    send_by(b, d, h, len, when, |off, n| if unsafe { b.write(off, src, n) } { n } else { 0 })
+}
+
+/// [`send`] of what `fill` puts into the ring. `fill` gets the offset and the greatest number of bytes, at most
+/// [`record::MAX`] and `len`, which the ring has there. It returns how many it has put there. 0: none, and so the ring stays
+/// as it is ([`Failed::Fault`]). The caller holds the token of `h`.
+// Long: each step goes by what the ones before have left of the ring.
+pub fn send_by<B: Bytes>(
+    b: B,
+    d: &Dir,
+    h: &Half,
+    len: usize,
+    when: u64,
+    fill: impl FnOnce(usize, usize) -> usize,
+) -> Result<usize, Failed> {
+    if len == 0 {
+        return Ok(0);
+    }
     let len = len as u64;
     let mut allowed = None;
-    // A PAD that still has to be published: behind it there must be a record, or
-    // the consumer would be told of data where there is none.
+    // A PAD that still has to be published: there must be a record behind it, or the consumer would
+    // hear of data where there is none.
     let mut padding = None;
-    put(&h.credit, 0);
+    h.set_credit(0);
     loop {
         let used = look(d, h, len.min(record::MAX))?.used;
         let free = CAP - used;
-        // Decided before any padding: a small buffer must not be used up by a
-        // step over the ring's end, behind which there has to be a record.
+        // This is decided before any padding: a step over the ring's end must not use up a small
+        // buffer, because a record has to follow it.
         let allowed = *allowed.get_or_insert_with(|| capacity(d, h).saturating_sub(used) & !7);
-        let pos = get(&h.pos);
-        let off = pos.wrapping_sub(get(&h.base)) & MASK & !7;
+        let pos = h.pos();
+        let off = pos.wrapping_sub(h.base()) & MASK & !7;
         // A record, and the zeroed header behind it, which must not touch
         // unread bytes; at the ring's end that header is at offset 0.
         if free < 4 * record::HDR || allowed <= 2 * record::HDR {
-            put(&h.limit, 0);
+            h.set_limit(0);
             return Ok(0);
         }
         let len = len.min(allowed - record::HDR);
-        let fence = get(&h.fence);
+        let fence = h.fence();
         if fence != 0 && (!(off..=CAP).contains(&fence) || fence & 7 != 0) {
             return Err(Failed::Hostile);
         }
         if fence != 0 && off + align8(len.min(record::MAX)) + 2 * record::HDR > fence {
-            // Step over the fence. It is skipped, not written.
+            // Steps over the fence. The fence is skipped, not written.
             let skip = fence + record::HDR - off;
             if free < skip + 4 * record::HDR {
-                put(&h.limit, 0);
+                h.set_limit(0);
                 return Ok(0);
             }
             padding = Some((pad(b, h, off, skip, when), pos, fence));
-            put(&h.fence, 0);
+            h.set_fence(0);
             continue;
         }
         let to_end = CAP - off;
         if fence == 0 && to_end < 2 * record::HDR {
             if free < to_end + 4 * record::HDR {
-                put(&h.limit, 0);
+                h.set_limit(0);
                 return Ok(0);
             }
             padding = Some((pad(b, h, off, to_end, when), pos, fence));
@@ -195,50 +224,51 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         }
         let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
         let n = len.min(room).min(record::MAX);
-        // SAFETY: n bytes and two headers fit, see `room`; no more than the longest record.
-        if !unsafe { put_record(b, d, h, pos, src, (n, when)) } {
+        // n bytes and two headers fit, see `room`; no more than the longest record.
+        let n = put_record(b, d, h, pos, fill, (n, when));
+        if n == 0 {
             if let Some((_, pos, fence)) = padding {
-                // Nobody has seen the step that was made: the header there is still empty.
-                put(&h.fence, fence);
-                go_to(h, pos);
+                // The step is not visible yet, because the header there is still empty.
+                h.set_fence(fence);
+                h.go_to(pos);
             }
-            put(&h.limit, 0);
+            h.set_limit(0);
             return Err(Failed::Fault);
         }
         if let Some(((at, header), ..)) = padding {
             // Release: the record behind it, for the acquire load in `recv`.
             b.header(at).store(header, Ordering::Release);
         }
-        // Let small sends run up to the next step, the credit, the fence or the
-        // ring's end.
+        // Lets small sends run up to the next step, the credit, the fence or the ring's end.
         let taken = record::HDR + align8(n);
         let off = (off + taken) & MASK;
         let end = if fence != 0 { fence } else { CAP };
         let free = free.min(allowed.max(taken));
         let step = if used == 0 { STEP } else { STRIDE };
         let span = (step - (off & (step - 1))).min(free - taken).min(end - off);
-        put(&h.limit, get(&h.pos).wrapping_add(span));
+        h.set_limit(h.pos().wrapping_add(span));
         return Ok(n as usize);
     }
 }
 
-/// Go on `span` bytes behind ring offset `off`; the header there is zeroed.
-/// Returns where to store the PAD header, and which, once a record follows.
+/// Goes on `span` bytes behind ring offset `off`; the header there is zeroed. Returns where to
+/// store the PAD header, and its value, once a record follows.
 fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64, when: u64) -> (usize, u64) {
     b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
-    go_to(h, get(&h.pos).wrapping_add(span));
+    h.go_to(h.pos().wrapping_add(span));
     (off as usize, record::pack(record::PAD, span - record::HDR, when))
 }
 
-/// Ring offset at which the producer stands; pages beyond it are untouched
-/// unless the ring has been there before.
+/// The producer's offset in the ring; pages beyond it are untouched unless the ring has been there
+/// before.
 pub fn offset(h: &Half) -> u64 {
-    get(&h.pos).wrapping_sub(get(&h.base)) & MASK
+    h.pos().wrapping_sub(h.base()) & MASK
 }
 
-/// Bytes sent and not consumed by the peer, headers included; for readiness. A peer that lies about it gets "full".
+/// Number of bytes sent and not consumed by the peer, headers included; for readiness. If the peer lies about
+/// it, the ring counts as full.
 pub fn unread(d: &Dir, h: &Half) -> u64 {
-    let pos = get(&h.pos);
+    let pos = h.pos();
     let head = d.cons.head.load(Ordering::Acquire);
     if head > pos || pos - head > CAP {
         CAP
@@ -258,10 +288,10 @@ pub struct Unread {
     pub bytes: u64,
 }
 
-/// Where the consumer is, from the producer's side: by the records in front of it. None: they have been overwritten, since
-/// the ring was never empty for a whole lap, or somebody else has written there.
+/// The consumer's position, found by the producer from the records in front of it. None: they have been overwritten,
+/// because the ring was never empty for a whole lap, or another process has written there.
 pub fn unread_records<B: Bytes>(b: B, d: &Dir, h: &Half) -> Option<Unread> {
-    let (pos, base) = (get(&h.pos), get(&h.base));
+    let (pos, base) = (h.pos(), h.base());
     let head = d.cons.head.load(Ordering::Acquire);
     if pos.checked_sub(base)? >= CAP || !(base..=pos).contains(&head) {
         return None;
@@ -293,17 +323,17 @@ pub fn unread_records<B: Bytes>(b: B, d: &Dir, h: &Half) -> Option<Unread> {
 /// May a send make progress, as the kernel sees it: a third of the buffer free, and half of what may be unsent?
 #[inline]
 pub fn writable(d: &Dir, h: &Half) -> bool {
-    let has_room = h.lowat.load(Ordering::Relaxed) == 0 && get(&h.limit) > get(&h.pos).wrapping_add(SMALL as u64);
+    let has_room = h.lowat() == 0 && h.limit() > h.pos().wrapping_add(SMALL as u64);
     has_room || unread(d, h) <= mark(d, h)
 }
 
 /// Position of the consumer at which a sleeping producer wants to be woken.
 pub fn space_target(d: &Dir, h: &Half) -> u64 {
-    get(&h.pos).saturating_sub(mark(d, h))
+    h.pos().saturating_sub(mark(d, h))
 }
 
-/// Of the bytes not yet consumed, those that the receiver's kernel would not
-/// have acknowledged: what exceeds its buffer. For SIOCOUTQ.
+/// Number of unread bytes that the receiver's kernel would not have acknowledged, because they
+/// exceed its buffer. For SIOCOUTQ.
 pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
     let window = match d.cons.window.load(Ordering::Relaxed) {
         0 => USUAL,

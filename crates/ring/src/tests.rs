@@ -67,7 +67,7 @@ impl Pair {
         let mut done = 0;
         while done < data.len() {
             let rest = &data[done..];
-            // Now and then somebody who has turned here.
+            // Now and then the sender has just turned here.
             let when = if rest.len().is_multiple_of(3) { record::stamp(rest.len() as u64 * 5000) } else { 0 };
             // SAFETY: `rest` is a slice; single-threaded test.
             unsafe {
@@ -84,7 +84,16 @@ impl Pair {
                 }
                 let failed = send(Nowhere(self.ring()), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when);
                 assert!(matches!(failed, Ok(0) | Err(Failed::Fault)), "{failed:?}");
-                match send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when).unwrap() {
+                let sent = match rest.len() % 5 {
+                    // From a source that has less than it said.
+                    0 => send_by(self.ring(), &self.dir, &self.tx, rest.len(), when, |off, n| {
+                        let n = n.min(rest.len() / 5);
+                        self.mem.add(off).copy_from_nonoverlapping(rest.as_ptr(), n);
+                        n
+                    }),
+                    _ => send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when),
+                };
+                match sent.unwrap() {
                     0 => break,
                     n => done += n,
                 }
@@ -101,7 +110,25 @@ impl Pair {
         // SAFETY: `v` has `max` bytes.
         let n = unsafe { recv(self.ring(), &self.dir, &self.rx, Some(v.as_mut_ptr()), max, peek) }.unwrap();
         v.truncate(n);
+        if peek {
+            let listed = self.listed(max);
+            assert!(v.starts_with(&listed) && (listed.len() == n || self.segments(max) == segments::MOST));
+        }
         v
+    }
+    fn segments(&self, max: usize) -> usize {
+        // SAFETY: single-threaded test.
+        unsafe { Segments::unread(self.ring(), &self.dir, &self.rx, max) }.unwrap().map_or(0, |all| all.len())
+    }
+    /// What a list of segments leads to.
+    fn listed(&self, max: usize) -> Vec<u8> {
+        // SAFETY: single-threaded test.
+        let all = unsafe { Segments::unread(self.ring(), &self.dir, &self.rx, max) }.unwrap();
+        let Some(all) = all else { return Vec::new() };
+        // SAFETY: the list has as many segments, and each has as many bytes in the ring.
+        let segments = unsafe { std::slice::from_raw_parts(all.first(), all.len()) };
+        // SAFETY: nobody writes the ring while the test reads it.
+        segments.iter().flat_map(|s| unsafe { std::slice::from_raw_parts(s.at, s.len) }.to_vec()).collect()
     }
 }
 impl Drop for Pair {
@@ -134,7 +161,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a hostile process of the fork group writes: anything, and what comes close to being right.
+/// Values that a hostile process of the fork group writes: any number, and numbers that are almost
+/// right.
 fn word() -> impl Strategy<Value = u64> {
     let ring = RING_CAP as u64;
     prop_oneof![
@@ -149,19 +177,18 @@ fn word() -> impl Strategy<Value = u64> {
 
 fn scribble(h: &Half, word: usize, v: u64) {
     match word {
-        0 => &h.pos,
-        1 => &h.base,
-        2 => &h.limit,
-        3 => &h.credit,
-        4 => &h.fence,
-        5 => &h.populated,
-        6 => &h.bytes,
-        _ => return h.cap.store(v as u32, Ordering::Relaxed),
+        0 => h.set_pos(v),
+        1 => h.set_base(v),
+        2 => h.set_limit(v),
+        3 => h.set_credit(v),
+        4 => h.set_fence(v),
+        5 => h.set_populated(v),
+        6 => h.set_bytes(v),
+        _ => h.set_cap(v as u32),
     }
-    .store(v, Ordering::Relaxed);
 }
 
-/// All that one can do with a ring, whatever comes of it.
+/// All operations on a ring, whatever their result.
 fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
     let (n, peek) = match op {
         Op::Send(n) => {
@@ -196,9 +223,9 @@ fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
 fn again(p: &Pair, unread: &Unread) -> Vec<u8> {
     // SAFETY: all-zero bytes are valid for these plain atomics.
     let (dir, rx): (Dir, Half) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
-    put(&rx.pos, unread.pos);
-    put(&rx.base, unread.base);
-    put(&rx.limit, unread.limit);
+    rx.set_pos(unread.pos);
+    rx.set_base(unread.base);
+    rx.set_limit(unread.limit);
     let mut v = vec![0; unread.bytes as usize + 1];
     // SAFETY: `v` has that many bytes.
     let n = unsafe { recv(p.ring(), &dir, &rx, Some(v.as_mut_ptr()), v.len(), false) }.unwrap();
@@ -217,7 +244,7 @@ proptest! {
     #[test]
     fn behaves_like_a_queue(ops in proptest::collection::vec(op(), 1..150), cap in buffer(), window in 0u32..200_000) {
         let p = Pair::new();
-        p.tx.cap.store(cap, Ordering::Relaxed);
+        p.tx.set_cap(cap);
         p.dir.cons.window.store(window, Ordering::Relaxed);
         let mut model: VecDeque<u8> = VecDeque::new();
         let mut next = 0u32;
@@ -257,7 +284,7 @@ proptest! {
             match unread_records(p.ring(), &p.dir, &p.tx) {
                 Some(unread) if looks => prop_assert!(again(&p, &unread).iter().eq(&model)),
                 Some(unread) => prop_assert_eq!(unread.bytes as usize, model.len()),
-                None => prop_assert!(get(&p.tx.pos) - get(&p.tx.base) >= CAP),
+                None => prop_assert!(p.tx.pos() - p.tx.base() >= CAP),
             }
         }
     }
@@ -286,7 +313,7 @@ proptest! {
         let p = Pair::new();
         p.send(&vec![1; warm]);
         p.dir.cons.head.store(head, Ordering::Relaxed);
-        let pos = get(&p.tx.pos);
+        let pos = p.tx.pos();
         let honest = (POS_START..=pos).contains(&head);
         prop_assert_eq!(look(&p.dir, &p.tx, 1).is_ok(), honest);
         prop_assert!(unread(&p.dir, &p.tx) <= CAP);
@@ -311,7 +338,7 @@ proptest! {
         let data = vec![7u8; n];
         p.send(&data);
         prop_assert_eq!(p.recv(n, false), data);
-        let at = if from & 1 == 0 { get(&p.rx.pos) } else { from };
+        let at = if from & 1 == 0 { p.rx.pos() } else { from };
         p.dir.prod.rewind_from.store(at, Ordering::Relaxed);
         let mut v = vec![0u8; 5000];
         // SAFETY: `v` has 5000 bytes.
@@ -513,6 +540,28 @@ fn a_hostile_relative_that_runs_beside() {
     });
 }
 
+#[test]
+fn a_list_has_the_unread_bytes_in_order_and_leaves_them() {
+    let p = Pair::new();
+    for message in [&b"first"[..], b"second", b"third one"] {
+        assert_eq!(p.send(message), message.len());
+    }
+    assert_eq!(p.listed(8), b"firstsec");
+    assert_eq!(p.listed(100), b"firstsecondthird one");
+    assert_eq!(p.recv(3, false), b"fir");
+    assert_eq!(p.listed(100), b"stsecondthird one");
+    assert_eq!(p.recv(100, false).len(), 17);
+    assert_eq!(p.segments(100), 0);
+}
+
+#[test]
+fn a_list_ends_where_it_is_full() {
+    let p = Pair::new();
+    (0..=segments::MOST).for_each(|_| assert_eq!(p.send(b"x"), 1));
+    assert_eq!(p.listed(1000).len(), segments::MOST);
+    assert_eq!(p.recv(1000, false).len(), segments::MOST + 1);
+}
+
 /// Notes at each copy out of the ring how far the producer believes the consumer to be.
 #[derive(Clone, Copy)]
 struct Watched<'a>(Mapped, &'a Dir, &'a core::cell::Cell<u64>);
@@ -542,6 +591,6 @@ fn a_long_receive_gives_space_back_meanwhile() {
     let n = unsafe { recv(Watched(p.ring(), &p.dir, &seen), &p.dir, &p.rx, Some(got.as_mut_ptr()), RING_CAP, false) };
     assert_eq!((n, &got[..data.len()]), (Ok(data.len()), &data[..]));
     assert!(seen.get() > POS_START + RING_CAP as u64 / 4, "{}", seen.get());
-    assert_eq!(get(&p.rx.bytes), data.len() as u64);
+    assert_eq!(p.rx.bytes(), data.len() as u64);
     assert!(p.send(&data) > 0 && p.recv(RING_CAP, false) == data);
 }

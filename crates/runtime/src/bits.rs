@@ -1,8 +1,9 @@
-//! A set of small numbers, shared by all threads, without a lock.
+//! A lock-free set of small numbers, shared by all threads. The tables of the library's own
+//! descriptors use it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers below `WORDS * 64`.
+/// A set of numbers below `WORDS * 64`.
 pub struct Bits<const WORDS: usize>([AtomicU64; WORDS]);
 
 impl<const WORDS: usize> Bits<WORDS> {
@@ -10,7 +11,7 @@ impl<const WORDS: usize> Bits<WORDS> {
         Bits([const { AtomicU64::new(0) }; WORDS])
     }
 
-    /// A number outside of the set's range is ignored.
+    /// Adds or removes `n`. A number outside of the range is ignored.
     pub fn set(&self, n: i32, on: bool) {
         let Some(w) = self.0.get(n as usize / 64) else { return };
         let bit = 1 << (n % 64);
@@ -21,12 +22,20 @@ impl<const WORDS: usize> Bits<WORDS> {
         }
     }
 
+    /// Empties the set. Words that are zero are only read, because a forked child copies each page
+    /// that it writes.
+    pub fn clear(&self) {
+        for w in self.0.iter().filter(|w| w.load(Ordering::Relaxed) != 0) {
+            w.store(0, Ordering::Relaxed);
+        }
+    }
+
     #[inline(always)]
     pub fn has(&self, n: i32) -> bool {
         n >= 0 && self.0.get(n as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) >> (n % 64) & 1 != 0)
     }
 
-    /// The lowest member in `from..=to`.
+    /// The lowest number of the set in `from..=to`.
     pub fn next(&self, from: u32, to: u32) -> Option<u32> {
         let end = (to as usize).min(WORDS * 64 - 1);
         let mut n = from as usize;

@@ -1,11 +1,12 @@
-//! Stores that spare pages. After `fork` each page of private memory that parent or child writes is
-//! copied, about 1 us each; a server that forks for each connection pays for every connection.
+//! Stores that avoid copies of pages. After `fork` the kernel copies each page of private memory
+//! that parent or child writes, about 1 us each. A server that forks for each connection pays that
+//! for every connection.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
-/// A word that is stored to only if the store changes it.
+/// An atomic word that is written only if the store changes its value.
 pub trait Sparing<T> {
-    /// A relaxed store, for words of which no other thread waits for a release.
+    /// A relaxed store, for words that publish nothing to other threads.
     fn put(&self, value: T);
 }
 

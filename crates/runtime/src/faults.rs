@@ -1,12 +1,15 @@
-//! The handler of SIGSEGV and SIGBUS that turns a fault in a copy of ours ([`fsocket_uaccess`]) into
-//! EFAULT. All other faults are the program's: its own handler gets them, or the default action.
+//! The handler of SIGSEGV and SIGBUS. A fault while the library copies program memory
+//! ([`fsocket_uaccess`]) becomes EFAULT (ADR 40). For all other faults the program's own handler
+//! runs, or the default action.
 //!
-//! It is installed with the first thing that may fault. From then on the program's actions for the
-//! two signals are kept here, and `sigaction` and its like answer from here. The kernel's action
-//! has the flags and the mask of the program's, so that the program's handler finds all as if it had
-//! been called by the kernel: its stack, what is blocked, whether calls are restarted.
+//! The library installs the handler before the first call that may fault. From then on this module
+//! keeps the program's actions for the two signals, and answers `sigaction` and similar calls. The
+//! library's handler is installed with the flags and the mask of the program's action. So the
+//! program's handler finds its stack, its blocked signals and restarted calls as if the kernel had
+//! called it.
 //!
-//! The handler itself calls nothing and holds nothing: the program's may never return.
+//! The handler itself calls no library code and holds no lock, because the program's handler may
+//! never return.
 
 use crate::lock::Lock;
 use crate::signals::Action;
@@ -17,7 +20,7 @@ use fsocket_uaccess::{self as uaccess, Resume};
 const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 const RESET: u64 = libc::SA_RESETHAND as u32 as u64;
 
-/// The program's action, for the handler.
+/// The program's action, which `on_fault` runs.
 struct Own {
     handler: AtomicUsize,
     flags: AtomicU64,
@@ -48,7 +51,7 @@ fn own(signal: i32) -> Option<&'static Own> {
     OWN.get(SIGNALS.iter().position(|s| *s == signal)?)
 }
 
-/// From here on a fault of ours is an error.
+/// Installs the handler, if necessary. From then on a fault in a copy is an error of that copy.
 #[inline(always)]
 pub fn are_handled() {
     if !INSTALLED.load(Ordering::Relaxed) {
@@ -71,11 +74,12 @@ fn install() {
     }
 }
 
-/// What the kernel is told where the program wants `a`.
+/// The kernel's action if the program's action is `a`.
 fn for_kernel(a: &Action) -> Action {
     match a.handler {
-        // A fault that is ignored ends the process. It is not worth a handler that ignores what others
-        // send: `exec` would give the next program the default action.
+        // The library installs no handler here. A handler that ignored the signals of other
+        // processes would be replaced by the default action at `exec`, while SIG_IGN stays. (A
+        // fault ends the process even if the signal is ignored.)
         libc::SIG_IGN => *a,
         libc::SIG_DFL => {
             Action::new(on_fault as *const () as usize, libc::SA_ONSTACK as u64 | libc::SA_RESTART as u64, 0)
@@ -84,7 +88,8 @@ fn for_kernel(a: &Action) -> Action {
     }
 }
 
-/// The program's `sigaction` for one of the two signals; None: it is the kernel's to answer.
+/// Answers the program's `sigaction` for one of the two signals. None: another signal, which the
+/// kernel answers.
 pub fn action(signal: i32, new: Option<&Action>) -> Option<Result<Action>> {
     let own = own(signal)?;
     let _lock = CHANGE.lock();
@@ -93,7 +98,8 @@ pub fn action(signal: i32, new: Option<&Action>) -> Option<Result<Action>> {
     }
     let old = own.load();
     if let Some(new) = new {
-        // Before the kernel's: a handler must not be called with the flags of another one.
+        // Stored before the kernel's action changes: the kernel must not call a handler with the
+        // flags of another one.
         own.store(new);
         if let Err(e) = Action::swap(signal, Some(&for_kernel(new))) {
             own.store(&old);
@@ -104,10 +110,10 @@ pub fn action(signal: i32, new: Option<&Action>) -> Option<Result<Action>> {
 }
 
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel's, as for any handler with SA_SIGINFO.
+    // SAFETY: the handler has SA_SIGINFO, so the kernel passes a valid description of the signal.
     let sent = unsafe { (*info).si_code } <= 0;
-    // SAFETY: the kernel passes a handler with SA_SIGINFO the context of the thread, which is its own until it
-    // returns.
+    // SAFETY: the handler has SA_SIGINFO, so the kernel passes the context of the thread, which no
+    // other code uses until the handler returns.
     if !sent && unsafe { resumed(&mut *(context as *mut libc::ucontext_t)) } {
         return;
     }
@@ -116,12 +122,13 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     match a.handler {
         libc::SIG_IGN => {}
         libc::SIG_DFL => {
-            // At the return: the same fault once more, or the same signal.
+            // With the default action restored, the fault happens again after the return. A signal
+            // that was sent is sent again.
             let _ = Action::swap(signal, Some(&a));
             if sent {
                 let (process, thread) = (sys::getpid() as usize, sys::gettid() as usize);
                 let args = [process, thread, signal as usize, info as usize, 0, 0];
-                // SAFETY: what the kernel has given.
+                // SAFETY: `info` is the valid description that the kernel has passed.
                 let _ = unsafe { sys::raw(libc::SYS_rt_tgsigqueueinfo, args) };
             }
         }
@@ -132,22 +139,23 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
                 let _ = Action::swap(signal, Some(&for_kernel(&default)));
             }
             type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
-            // SAFETY: a handler of the program's; one that takes the number alone does not see the rest.
+            // SAFETY: the program has installed this address as a handler. A handler that takes
+            // only the number ignores the other arguments.
             let handler = unsafe { core::mem::transmute::<usize, Handler>(handler) };
             handler(signal, info, context);
         }
     }
 }
 
-/// Goes on behind the copy, if it was one of ours.
+/// Continues after the copy if the fault was in one of the library's copies.
 ///
 /// # Safety
-/// The context of a thread that has faulted.
-#[cfg(target_arch = "x86_64")]
+/// `context` is the context of a thread that has faulted.
 unsafe fn resumed(context: &mut libc::ucontext_t) -> bool {
     let r = &mut context.uc_mcontext.gregs;
     let sp = r[libc::REG_RSP as usize];
-    // SAFETY: a function was called, and the address is there to which it returns.
+    // SAFETY: `resume` calls the closure only if the fault is in libc's `memcpy`, a function
+    // without a frame. So the stack pointer is the address of its return address.
     match uaccess::resume(r[libc::REG_RIP as usize] as usize, || unsafe { *(sp as *const usize) }) {
         Some(Resume::At(pc)) => r[libc::REG_RIP as usize] = pc as i64,
         Some(Resume::Returned(pc)) => {
@@ -160,21 +168,8 @@ unsafe fn resumed(context: &mut libc::ucontext_t) -> bool {
     true
 }
 
-/// # Safety
-/// As above.
-#[cfg(target_arch = "aarch64")]
-unsafe fn resumed(context: &mut libc::ucontext_t) -> bool {
-    const LINK: usize = 30;
-    let m = &mut context.uc_mcontext;
-    match uaccess::resume(m.pc as usize, || m.regs[LINK] as usize) {
-        Some(Resume::At(pc)) => m.pc = pc as u64,
-        Some(Resume::Returned(pc)) => (m.pc, m.regs[0]) = (pc as u64, 0),
-        None => return false,
-    }
-    true
-}
-
-/// In a forked child. Written only if another thread of the parent's had it: its page would be copied.
+/// In a forked child: frees the lock if another thread of the parent held it. Otherwise it stores
+/// nothing, because each written page is copied.
 pub fn become_child() {
     if CHANGE.is_held() {
         CHANGE.reset_after_fork();

@@ -1,4 +1,4 @@
-//! FNV-1a, a hash of a few bytes.
+//! FNV-1a, a hash for a few bytes.
 
 pub struct Fnv(u64);
 

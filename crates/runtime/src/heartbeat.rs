@@ -1,13 +1,13 @@
-//! Keep-alive probes on an idle kernel connection whose bytes go through shared memory.
+//! Keep-alive probes on the idle kernel connection behind a connection in shared memory (ADR 50).
 //!
-//! They pass every rule and every link that its bytes would pass. When no answer comes the kernel ends the
-//! connection, and the monitor, which hears of that, ends the one in shared memory. The program's own
-//! keep-alive options are remembered meanwhile, as all options of a connection in shared memory.
+//! The probes pass every firewall rule and link that the bytes would pass. If they get no answer,
+//! the kernel ends its connection. The monitor then ends the connection in shared memory.
+//! Meanwhile the library keeps the program's own keep-alive options in its table of options.
 
 use fsocket_sys as sys;
 
-/// Seconds until the first probe, seconds between two, probes without an answer. The end comes after
-/// at most four seconds.
+/// Seconds until the first probe, seconds between two probes, and probes without an answer.
+/// Together the kernel connection ends after at most four seconds.
 const BEAT: [(i32, i32, i32); 4] = [
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1),
     (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
@@ -21,8 +21,9 @@ pub fn begin(fd: i32) {
     }
 }
 
-/// The bytes are the kernel's again. `fresh`: a socket with this system's defaults; what the program has
-/// chosen is set behind this.
+/// Ends the probes, because the kernel carries the bytes again. `fresh`: a socket with this
+/// system's defaults, which are copied to `fd`. The caller sets the program's own options
+/// afterwards.
 pub fn end(fd: i32, fresh: i32) {
     for (level, name, _) in BEAT {
         let mut value = [0u8; 4];

@@ -1,59 +1,60 @@
-//! What the kernel's policy may tell a new socket by, beyond its options: user, group and cgroup of the thread that makes
-//! it, as one number.
+//! Besides options, a policy of the kernel can distinguish sockets by the user, group and cgroup
+//! of the thread that makes them. This module combines such facts into one number, the *identity*
+//! (ADR 36).
 //!
-//! A handshake that the kernel has allowed proves something for sockets of the same identity only. A process that has
-//! met no policy asks for nothing here.
+//! If the kernel has allowed a handshake, that only says something about sockets of the same
+//! identity. A process that no policy concerns computes no identity.
 //!
-//! Effective user and group are asked for each time: one thread may change its own by a raw system call. The
-//! file-system user and group follow them, unless a call has been seen that sets them apart.
+//! Effective user and group are asked each time, because a thread may change them by a raw system
+//! call. The file-system user and group follow them, unless a hook has seen a call that sets them
+//! separately.
 
 use crate::fnv::Fnv;
 use crate::{process, rights};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// Of a socket: not known yet.
+/// Identity of a socket that is not known yet.
 pub const UNKNOWN: u64 = 0;
-/// Of a socket that the program gets for a new one: the placeholder of a connection before, which another user may have
-/// made.
+/// Identity of a placeholder that served an earlier connection: another user may have made it.
 pub const RECYCLED: u64 = 1;
 
-/// Has the monitor said that a policy may be against a connection of this process?
+/// Has the monitor reported that a policy may concern a connection of this process?
 #[link_section = ".data.fsocket_start"]
 static POLICED: AtomicBool = AtomicBool::new(false);
-/// May threads differ in more than their effective user and group?
+/// May threads of this process differ in more than their effective user and group?
 #[link_section = ".data.fsocket_start"]
 static APART: AtomicBool = AtomicBool::new(false);
-/// Changes of what is not asked for each time (groups).
+/// Counts changes of facts that are not asked each time (groups).
 #[link_section = ".data.fsocket_start"]
 static CHANGES: AtomicU64 = AtomicU64::new(0);
-/// A pidfd of this process, plus one; 0: not asked for; -1: not to be had.
+/// A pidfd of this process + 1. 0: not opened yet; -1: it cannot be opened.
 #[link_section = ".data.fsocket_start"]
 static SELF: AtomicI32 = AtomicI32::new(0);
 
-/// Whether this process has met a policy.
+/// Has the monitor reported a policy for this process?
 #[inline(always)]
 pub fn is_policed() -> bool {
     POLICED.load(Ordering::Relaxed)
 }
 
-/// The monitor has said so. True: it is the first time.
+/// Records that the monitor has reported a policy. True: this is the first time.
 pub fn meet_policy() -> bool {
     !POLICED.swap(true, Ordering::Relaxed)
 }
 
-/// The groups of the whole process may have changed.
+/// Records that the groups of the whole process may have changed.
 pub fn regrouped() {
     CHANGES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One thread may have changed its user or groups, or those for files.
+/// Records that a thread may have changed only its own user or groups, or its file-system user.
 pub fn set_apart() {
     APART.store(true, Ordering::Relaxed);
     regrouped();
 }
 
-/// That of this thread; above [`RECYCLED`].
+/// The identity of this thread, a number above [`RECYCLED`].
 pub fn now() -> u64 {
     let mut hash = Fnv::new();
     let mut add = |v: u64| hash.add(&v.to_ne_bytes());
@@ -67,12 +68,12 @@ pub fn now() -> u64 {
     hash.value().max(RECYCLED + 1)
 }
 
-/// Whether the socket `fd`, which the program has just made, has the user and group that this thread has.
+/// Does the socket `fd`, which the program has just made, have the user and group of this thread?
 pub fn has_made(fd: i32) -> bool {
     sys::ownership(fd).is_ok_and(|(_, uid, gid)| (uid, gid) == (sys::geteuid(), sys::getegid()))
 }
 
-/// The number of the cgroup (version 2); 0: the kernel does not tell (before 6.13).
+/// The number of this process's cgroup (version 2). 0: the kernel does not tell it (before 6.13).
 fn cgroup() -> u64 {
     let fd = match SELF.load(Ordering::Relaxed) {
         0 => open(),
@@ -84,9 +85,9 @@ fn cgroup() -> u64 {
     /// From linux/pidfd.h.
     const PIDFD_INFO_CGROUPID: u64 = 1 << 2;
     const PIDFD_GET_INFO: usize = 0xc040_ff0b;
-    // struct pidfd_info, as it was first: a mask, the cgroup, and twelve numbers of 32 bits.
+    // `struct pidfd_info` in its first version: a mask, the cgroup, and twelve numbers of 32 bits.
     let mut info = [PIDFD_INFO_CGROUPID, 0, 0, 0, 0, 0, 0, 0];
-    // SAFETY: the structure is as long as the request says.
+    // SAFETY: the request's number includes the size of the structure, which `info` has.
     let asked =
         unsafe { sys::raw(libc::SYS_ioctl, [(fd - 1) as usize, PIDFD_GET_INFO, info.as_mut_ptr() as usize, 0, 0, 0]) };
     match asked {
@@ -97,11 +98,12 @@ fn cgroup() -> u64 {
 
 #[cold]
 fn open() -> i32 {
-    // A filter of system calls may end a process that makes one which its program would not make.
-    // SAFETY: numbers only.
+    // A seccomp filter may kill a process for a call that its program would not make, so this asks
+    // first.
+    // SAFETY: the call takes numbers only.
     let filtered = unsafe { sys::raw(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) } != Ok(0);
     let opened = || {
-        // SAFETY: numbers only.
+        // SAFETY: the call takes numbers only.
         let fd = unsafe { sys::raw(libc::SYS_pidfd_open, [sys::getpid() as usize, 0, 0, 0, 0, 0]) }.ok()?;
         Some(process::high_fd(fd as i32) + 1)
     };
@@ -117,12 +119,13 @@ fn open() -> i32 {
     }
 }
 
-/// Our descriptor got another number.
+/// The library has moved one of its descriptors from number `old` to `new`. True: it belongs to
+/// this module.
 pub fn renumbered(old: i32, new: i32) -> bool {
     SELF.compare_exchange(old + 1, new + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
-/// In a forked child, which is another process.
+/// In a forked child: closes the inherited pidfd, which names the parent.
 pub fn become_child() {
     let fd = SELF.swap(0, Ordering::Relaxed);
     if fd > 0 {
@@ -145,14 +148,14 @@ mod tests {
         let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
         assert!(has_made(fd));
         let _ = sys::close(fd);
-        // SAFETY: a plain system call.
+        // SAFETY: the call has no argument.
         if unsafe { libc::geteuid() } != 0 {
             return std::eprintln!("SKIPPED: threads_that_are_apart_differ: not root");
         }
         set_apart();
         let here = now();
         let there = std::thread::spawn(|| {
-            // SAFETY: plain system calls; the first concerns this thread alone.
+            // SAFETY: system calls with numbers only. The first concerns only this thread.
             unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
             let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
             let made = has_made(fd);

@@ -1,21 +1,23 @@
-//! Facts about addresses that hold for some seconds.
+//! Facts about addresses that stay valid for some seconds.
 
 use crate::fnv::Fnv;
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// Nobody on this host is at these, as the monitor has said. (Port 0: with whatever port.) A program that talks to
-/// other hosts asks about one connection to each address in a while, and not about every one.
+/// Addresses at which the monitor knows no listener of this host. (Port 0: any port.) So a program
+/// that talks to other hosts asks the monitor once in a while for each address, and not for each
+/// connection.
 pub static STRANGERS: Lately = Lately::new();
-/// The process that accepts there passes its connections to others: one has gone over where it was passed to.
+/// Addresses of listeners whose process passes its connections to other processes. A connection to
+/// them moves to shared memory in the receiving process.
 pub static PASSED_ON: Lately = Lately::new();
 
-/// As long as other answers of the monitor's hold.
+/// Seconds for which an entry is valid, as for other answers of the monitor.
 const SECS: u64 = fsocket_proto::ROUTE_SECS;
 const PLACES: usize = 64;
 
-/// Addresses with their ports. Of each: 32 bits of its hash, and the second until which it holds. One that shares
-/// the place of another takes it.
+/// Entries for addresses with ports. An entry has 32 bits of the address's hash, and the second
+/// until which it is valid. A new entry replaces an older one in the same place.
 pub struct Lately([AtomicU64; PLACES]);
 
 impl Lately {

@@ -1,59 +1,65 @@
-//! The program's buffers: where they begin and how long they are, checked and cut as the kernel does before it looks
-//! at the socket. Each call that takes a buffer, or vectors of them, asks here.
+//! Checks and limits the buffers of the program (start and length) as the kernel does before it
+//! looks at the socket. Each call that takes a buffer, or vectors of buffers, uses this module.
+//! The result is never longer than what the kernel would transfer.
 //!
 //! | kernel | calls | order |
 //! | --- | --- | --- |
-//! | `vfs_read`, `vfs_write` | `read`, `write` | [`whole`]: checked, then cut |
-//! | `import_ubuf` | `send`, `recv` and the like; one vector | [`buffer`]: cut, then checked |
-//! | `import_iovec` | several vectors | [`Vectors`]: each checked, the sum cut |
+//! | `vfs_read`, `vfs_write` | `read`, `write` | [`whole`]: checks, then limits |
+//! | `import_ubuf` | `send`, `recv` and the like; one vector | [`buffer`]: limits, then checks |
+//! | `import_iovec` | several vectors | [`Vectors`]: checks each, limits the sum |
 
 use crate::user;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Most bytes that one call transfers: MAX_RW_COUNT (include/linux/fs.h).
+/// The most bytes that one call transfers: MAX_RW_COUNT (include/linux/fs.h).
 pub const MOST: usize = 0x7fff_f000;
-/// UIO_MAXIOV
+/// The most vectors of one call: UIO_MAXIOV.
 pub const MOST_VECTORS: usize = 1024;
 
-/// Bits of an address that every processor of this kind leaves to programs.
-const BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+/// Every x86-64 processor leaves addresses of this many bits to programs.
+const BITS: u32 = 47;
 
-/// Do all these bytes lie where programs may have memory? False: [`is_users`] knows. For hot paths: no branch but one.
+/// Do all these bytes lie where any processor lets programs have memory? False: [`is_users`] must
+/// decide. For hot paths: this is a single branch.
 #[inline(always)]
 pub fn is_plain<T>(p: *const T, n: usize) -> bool {
-    // The kernel leaves out the last page. With start and length below the limit, their sum does not wrap.
+    // The kernel excludes the last page. Start and length are below the limit, so their sum does
+    // not wrap.
     let (at, end) = (p as usize, (p as usize).wrapping_add(n).wrapping_add(4095));
     (at | n | end) >> BITS == 0
 }
 
-/// `access_ok`: may a program have `n` bytes at `p`? Says nothing about whether there is memory.
+/// Like the kernel's `access_ok`: may a program have `n` bytes at `p`? Does not say whether there
+/// is memory.
 #[inline]
 pub fn is_users<T>(p: *const T, n: usize) -> bool {
     is_plain(p, n) || is_users_by_kernel(p as usize, n)
 }
 
-/// The limit depends on the processor (five levels of pages, masked addresses) and on the kernel's version, so that the
-/// kernel is asked: it checks a buffer before the descriptor, which there is none of.
+/// Asks the kernel, because the limit depends on the processor (five levels of pages, masked
+/// addresses) and on the kernel's version. The kernel checks the buffer before the descriptor, so
+/// descriptor -1 does no harm.
 #[cold]
 fn is_users_by_kernel(at: usize, n: usize) -> bool {
-    // SAFETY: no descriptor, so nothing is received.
+    // SAFETY: the descriptor -1 is invalid, so the kernel writes nothing.
     let ok = |p: usize| unsafe { sys::recv(-1, p as *mut u8, 0, 0) } != Err(Errno::EFAULT);
     at.checked_add(n).is_some_and(|end| (n as isize) >= 0 && ok(at) && ok(end))
 }
 
-/// One buffer of a socket's call: how much of it that transfers.
+/// The part of a single buffer that a socket call transfers.
 ///
 /// # Errors
-/// EFAULT: no program can have memory there.
+/// EFAULT: a program cannot have memory there.
 #[inline]
 pub fn buffer<T>(p: *const T, n: usize) -> Result<usize> {
     whole(p, n.min(MOST))
 }
 
-/// One buffer of a file's call. It differs from [`buffer`] in what is longer than [`MOST`].
+/// The part of a single buffer that `read` or `write` transfers. Differs from [`buffer`] for
+/// lengths above [`MOST`].
 ///
 /// # Errors
-/// EFAULT, as of [`buffer`].
+/// EFAULT, as for [`buffer`].
 #[inline]
 pub fn whole<T>(p: *const T, n: usize) -> Result<usize> {
     match is_users(p, n) {
@@ -62,8 +68,8 @@ pub fn whole<T>(p: *const T, n: usize) -> Result<usize> {
     }
 }
 
-/// The vectors of a call. They stay where the program has them, and another thread may change them: then the call
-/// transfers something else, but never more than [`Vectors::total`].
+/// The vectors of a call. They stay in the program's memory, where another thread may change them.
+/// Then the call transfers other bytes, but never more than [`Vectors::total`].
 #[derive(Clone, Copy)]
 pub struct Vectors {
     at: *const libc::iovec,
@@ -76,7 +82,7 @@ impl Vectors {
     /// `too_many` for more than [`MOST_VECTORS`]; EINVAL for a length below zero; EFAULT.
     ///
     /// # Safety
-    /// `at` points to `n` vectors of the program's, or to nothing.
+    /// `at` points to `n` vectors of the program, or to no memory.
     #[inline(always)]
     pub unsafe fn of(at: *const libc::iovec, n: usize, too_many: Errno) -> Result<Vectors> {
         if n > MOST_VECTORS {
@@ -99,7 +105,7 @@ impl Vectors {
         }
     }
 
-    /// The same looked at one by one.
+    /// Checks each vector separately, when the quick check was not enough.
     #[cold]
     fn are_users(&self) -> bool {
         match self.n {
@@ -113,38 +119,40 @@ impl Vectors {
         Raw { at: self.at, end: self.at.wrapping_add(self.n) }
     }
 
-    /// Where they are, for the kernel.
+    /// The address of the vectors, for the kernel.
     #[inline]
     pub fn at(&self) -> *const libc::iovec {
         self.at
     }
 
-    /// How many there are, empty ones too.
+    /// The number of vectors, including empty ones.
     #[inline]
     pub fn count(&self) -> usize {
         self.n
     }
 
-    /// Bytes of all of them.
+    /// The sum of the lengths, at most [`MOST`].
     #[inline]
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// The only one, if there is one.
+    /// The vector, if there is only one.
     #[inline]
     pub fn single(&self) -> Option<(*mut u8, usize)> {
         (self.n == 1).then(|| self.pieces().next().unwrap_or((core::ptr::null_mut(), 0)))
     }
 
-    /// Where each one is that is not empty, and how long: together [`Vectors::total`] bytes at most.
+    /// The address and length of each vector that is not empty, together at most
+    /// [`Vectors::total`] bytes.
     #[inline(always)]
     pub fn pieces(&self) -> Pieces {
         Pieces { raw: self.raw(), left: self.total }
     }
 }
 
-/// The vectors as they are. (Loops over them are hot; iterators of closures cost 10 ns a call.)
+/// Iterator over the vectors in the program's memory. (The loop is hot; iterators made of closures
+/// cost 10 ns a call.)
 struct Raw {
     at: *const libc::iovec,
     end: *const libc::iovec,
@@ -157,14 +165,15 @@ impl Iterator for Raw {
         if self.at == self.end {
             return None;
         }
-        // SAFETY: `of` has found them there. Each is read once for each look, whatever another thread writes.
+        // SAFETY: `of` has found the vectors readable. Each is read once, so another thread's
+        // write cannot change it after the check.
         let v = unsafe { self.at.read_volatile() };
         self.at = self.at.wrapping_add(1);
         Some(v)
     }
 }
 
-/// Of [`Vectors::pieces`].
+/// Iterator of [`Vectors::pieces`].
 pub struct Pieces {
     raw: Raw,
     left: usize,
@@ -196,7 +205,8 @@ mod tests {
         is_users(at as *const u8, n)
     }
 
-    /// Whatever the limit of this machine is: both ways to ask agree where the quick one says yes.
+    /// If the quick check accepts a buffer, the kernel accepts it, too, whatever the limit of this
+    /// machine is.
     #[test]
     fn the_quick_answer_is_the_kernels() {
         let here = &raw const HERE as usize;
@@ -217,7 +227,7 @@ mod tests {
         assert_eq!(whole(here, usize::MAX), Err(Errno::EFAULT));
         assert_eq!(whole(here, MOST + 1), Ok(MOST));
         assert_eq!(buffer(here, MOST - 1), Ok(MOST - 1));
-        // Near the beginning, so that no end is beyond the program's half.
+        // Near address 0, so that the end is still in the program's half of the address space.
         assert_eq!(buffer(4096 as *const u8, usize::MAX), Ok(MOST));
     }
 
@@ -226,7 +236,7 @@ mod tests {
         let v = |at: usize, iov_len| libc::iovec { iov_base: at as *mut _, iov_len };
         let einval = Errno::EINVAL;
         let total = |v: &[libc::iovec]| {
-            // SAFETY: vectors of this test, which is the program.
+            // SAFETY: the slice has that many vectors.
             let all = unsafe { Vectors::of(v.as_ptr(), v.len(), einval) }?;
             assert_eq!(all.pieces().map(|(_, n)| n).sum::<usize>(), all.total());
             Ok(all.total())
@@ -235,12 +245,12 @@ mod tests {
         assert_eq!(total(&[v(1 << 20, 7), v(0, 0), v(1 << 20, 9)]), Ok(16));
         assert_eq!(total(&[v(1 << 20, 1 << 30); 3]), Ok(MOST));
         assert_eq!(total(&[v(1 << 20, 1 << 62); 2]), Err(Errno::EFAULT));
-        // A single one is cut before its end is looked at.
+        // The kernel limits a single vector before it checks its end.
         assert_eq!(total(&[v(1 << 20, 1 << 62)]), Ok(MOST));
         assert_eq!(total(&[v(usize::MAX, 8), v(1 << 20, usize::MAX)]), Err(einval));
-        // SAFETY: nothing is there, which is what is asked about.
+        // SAFETY: there may be no memory at the address; this is what the function detects.
         assert_eq!(unsafe { Vectors::of(4096 as *const _, 1, einval) }.map(drop), Err(Errno::EFAULT));
-        // SAFETY: none is looked at.
+        // SAFETY: the function refuses the number before it reads a vector.
         assert_eq!(unsafe { Vectors::of(null(), 1025, einval) }.map(drop), Err(einval));
     }
 }

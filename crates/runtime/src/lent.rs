@@ -1,69 +1,71 @@
-//! This process's memory, lent to a child until that starts a program or ends (`vfork`).
+//! Handles `vfork`: this process lends its memory to a child until the child executes a program or
+//! ends.
 //!
-//! The child has descriptors and a process number of its own, and the memory, the stack and the thread pointer of the
-//! thread that has made it: by these it is known. That thread waits meanwhile, on a stack of its own, and does what
-//! the child asks for: the child must not change what the library keeps of this process's descriptors. The two take
-//! turns, so that what lies in a [`Loan`] belongs to one of them at a time.
+//! The child has its own descriptors and process number. It shares memory, stack and thread
+//! pointer with the thread that made it; the thread pointer identifies it. That thread waits
+//! meanwhile on a separate stack, and acts for the child, because the child must not change the
+//! library's records of the parent's descriptors. Parent and child take turns, so only one of them
+//! uses a [`Loan`] at a time.
 
 use crate::process;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// Loans at a time.
+/// The most loans at a time.
 const LOANS: usize = 32;
-/// Numbers prepared for the next program that are remembered of one child.
+/// The most descriptor numbers that a loan remembers for one child that prepares its next program.
 const COPIES: usize = 64;
 
-/// Thread pointers of the children, 0: a free place.
+/// Thread pointers of the children; 0: free.
 static CHILDREN: [AtomicU64; LOANS] = [const { AtomicU64::new(0) }; LOANS];
-/// Their loans, each of which its own thread alone looks at.
+/// The loans. Used only by the thread that made the loan, and by its child.
 static PLACES: [AtomicPtr<Loan>; LOANS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; LOANS];
 /// The parent's ends of the socket pairs; -1: none.
 static ENDS: [AtomicI32; LOANS] = [const { AtomicI32::new(-1) }; LOANS];
 
-/// Values of [`Head::state`]. The kernel writes the first one, when the child leaves this memory.
+/// Values of [`Head::state`]. The kernel writes [`state::OVER`] when the child leaves this memory.
 pub mod state {
     pub const OVER: u32 = 0;
     pub const RUNS: u32 = 1;
     pub const ASKS: u32 = 2;
 }
 
-/// Used by the instructions that make the child, by their offsets (`preload/src/hooks/vfork.rs`).
+/// Used at fixed offsets by the assembly code that makes the child (`preload/src/hooks/vfork.rs`).
 #[repr(C)]
 pub struct Head {
     /// First argument of clone(2).
     pub flags: u64,
-    /// Its fourth.
+    /// Fourth argument of clone(2).
     pub state: AtomicU32,
     reserved: u32,
-    /// Its third.
+    /// Third argument of clone(2).
     pub pidfd: u64,
-    /// Stack pointer and return address of the caller, and a register's value.
+    /// Stack pointer and return address of the caller, and the value of one register.
     caller: [Cell<u64>; 3],
 }
 const _: () = assert!(core::mem::offset_of!(Head, state) == 8 && core::mem::offset_of!(Head, pidfd) == 16);
 const _: () = assert!(core::mem::offset_of!(Head, caller) == 24 && core::mem::offset_of!(Loan, head) == 0);
 
-/// A number that the child has made, or has kept open for the next program.
+/// A descriptor that the child has made, or has kept open for the next program.
 #[derive(Clone, Copy)]
 pub struct Copied {
     pub fd: i32,
-    /// Index of its description, plus one; 0: it is nothing of the library's any more.
+    /// Index + 1 of its description. 0: the descriptor is no longer one of the library.
     pub desc: u32,
 }
 
-/// A number that the child's next program gets, and that the child takes for a number of `desc`.
+/// A descriptor that the child's next program gets, and that the child regards as one of `desc`.
 #[derive(Clone, Copy)]
 pub struct Kept {
     pub fd: i32,
-    /// A number of the same in the parent, which finds it; -1: none.
+    /// A descriptor of the same description in the parent; -1: there is none.
     pub parents: i32,
     /// Index of the description.
     pub desc: u32,
     /// The child has prepared it for the next program.
     pub prepared: bool,
-    /// SO_COOKIE of what the child has under its number; 0: no socket.
+    /// SO_COOKIE of the child's socket under this number; 0: no socket.
     pub cookie: u64,
 }
 
@@ -75,15 +77,17 @@ pub struct Loan {
     /// Signals that the caller blocks.
     pub mask: u64,
     place: Cell<usize>,
-    /// The child's number of its end of a socket pair; -1: the parent has nothing that could be asked for.
+    /// The child's number of its end of a socket pair. -1: the child needs no answers, because the
+    /// parent has no connection.
     pub end: Cell<i32>,
-    /// The pool of placeholders is locked until the child is made.
+    /// The pool of placeholders stays locked until the child is made.
     pub locked: Cell<bool>,
-    /// The child has forked: there is no parent that answers.
+    /// The child has forked, so no parent answers the grandchild.
     orphan: Cell<bool>,
-    /// The child's question, and the numbers that it is about, in memory that the child maps.
+    /// Memory that the child maps, for its question to the parent and the descriptors in the
+    /// question.
     pub question: Cell<u64>,
-    /// Room for so many, and how many there are.
+    /// The descriptors for the next program: address, capacity and number of entries.
     pub kept: Cell<(*mut Kept, usize, usize)>,
     /// The child's rights ([`crate::rights::class`]).
     pub class: Cell<u64>,
@@ -115,10 +119,10 @@ impl Loan {
         }
     }
 
-    /// From now on the child is known. False: there are too many.
+    /// Enters the loan in the tables. False: there are too many loans.
     pub fn register(&self) -> bool {
         let free = |c: &&AtomicU64| c.compare_exchange(0, self.thread, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        // (First of all and last: a fork meanwhile forgets what there is.)
+        // Counted first and released last, because a fork in between forgets all counted loans.
         process::lends(true);
         let Some(at) = CHILDREN.iter().position(|c| free(&c)) else {
             process::lends(false);
@@ -134,7 +138,7 @@ impl Loan {
         &ENDS[self.place.get()]
     }
 
-    /// The child is over.
+    /// Removes the loan, because the child has ended or executed a program.
     pub fn unregister(&self) {
         let at = self.place.get();
         PLACES[at].store(core::ptr::null_mut(), Ordering::Relaxed);
@@ -142,7 +146,7 @@ impl Loan {
         process::lends(false);
     }
 
-    /// Is there a parent that answers?
+    /// Does the parent answer this child?
     pub fn is_served(&self) -> bool {
         !self.orphan.get() && self.end.get() >= 0
     }
@@ -151,12 +155,13 @@ impl Loan {
         self.orphan.set(true);
     }
 
-    /// The description (index plus one, or 0) that the child has put behind `fd`, if that was noticed.
+    /// The description (index + 1, or 0) that the child has put behind `fd`, if a hook has seen
+    /// that.
     pub fn copied(&self, fd: i32) -> Option<u32> {
         self.copies.iter().map(Cell::get).find(|c| c.fd == fd).map(|c| c.desc)
     }
 
-    /// The child has made `fd` a number of a description (index plus one), or of none.
+    /// Records that `fd` of the child now belongs to a description (index + 1), or to none (0).
     pub fn note(&self, fd: i32, desc: u32) {
         let at = |fd: i32| self.copies.iter().find(|c| c.get().fd == fd);
         if let Some(place) = at(fd).or_else(|| if desc == 0 { None } else { at(-1) }) {
@@ -169,7 +174,7 @@ impl Loan {
     }
 }
 
-/// The loan that this process lives on, if it is a child in its parent's memory.
+/// The loan whose memory this process uses, if it is such a child.
 #[inline]
 pub fn borrowed() -> Option<&'static Loan> {
     match process::is_lent() {
@@ -187,13 +192,15 @@ pub fn is_borrower() -> bool {
 fn find() -> Option<&'static Loan> {
     let me = sys::cpu::thread_id();
     let at = CHILDREN.iter().position(|c| c.load(Ordering::Acquire) == me)?;
-    // SAFETY: null, or the loan of this thread, which ends it only when no child uses it any more.
+    // SAFETY: null, or the loan of this thread, which removes the loan only when the child does
+    // not use it any more.
     let loan = unsafe { PLACES[at].load(Ordering::Acquire).as_ref() }?;
-    // (A handler of the parent's runs before the call, or after it.)
+    // The parent has the same thread pointer: its handlers run before or after the call.
     (loan.lender != sys::getpid()).then_some(loan)
 }
 
-/// In a forked child: the loans are its parent's, except one on which the parent lives, too.
+/// In a forked child: the loans belong to its parent, except the loan whose memory the parent
+/// itself uses.
 pub fn become_child() {
     if !process::is_lent() {
         return;
@@ -214,7 +221,7 @@ pub fn become_child() {
     process::lends_nothing();
 }
 
-/// A descriptor of the library's got another number.
+/// The library has moved a descriptor from `old` to `new`. True: it belongs to this module.
 pub fn renumbered(old: i32, new: i32) -> bool {
     ENDS.iter().any(|end| end.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
 }

@@ -1,10 +1,10 @@
-//! What everything in the library stands on: this process (identity, its own descriptors, signals),
-//! locks, slabs, counters, copies from the program's memory, the CPU's time.
+//! The base of the library: process identity, own descriptors, signals, locks, slabs, counters,
+//! copies of program memory, and the time to spin. All higher layers use this crate; it knows
+//! nothing of connections.
 //!
-//! This code runs inside other people's programs: before constructors, in
-//! signal handlers, between fork and exec, inside allocators. So: no standard
-//! library, no allocation (memory comes from anonymous mappings), no panic by
-//! design, no lock on the data path.
+//! The code runs inside programs of others: before constructors, in signal handlers, between fork
+//! and exec, inside allocators. So it uses no standard library and no allocator (memory comes from
+//! anonymous mappings), does not panic, and takes no lock on the data path.
 #![no_std]
 
 pub mod bits;

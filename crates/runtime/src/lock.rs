@@ -1,9 +1,9 @@
-//! A small lock for rare paths. It knows its owner, so that a signal handler
-//! that interrupts the owner gets an error instead of a deadlock.
+//! A small lock for rare paths. It stores its owner, so a signal handler that interrupts the owner
+//! gets an error instead of a deadlock.
 //!
-//! Threads that find it taken sleep. The owner that leaves looks whether there are any without a
-//! fence (it may be on the way of every `epoll_wait`), and may so overlook one that is just coming:
-//! sleeps are short.
+//! Threads that find the lock taken sleep. The owner checks for sleepers without a fence when it
+//! leaves, because some locks are taken in every `epoll_wait`. So it may miss a thread that is
+//! just about to sleep. For that reason sleeps are short.
 
 use crate::process;
 use core::cell::UnsafeCell;
@@ -11,26 +11,26 @@ use core::ops::{Deref, DerefMut};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// Looks at a lock that is taken before a thread sleeps.
+/// Attempts before a thread sleeps.
 const SPINS: u32 = 64;
-/// The first sleep, nanoseconds: one that was overlooked looks again after it. Later ones are
-/// twice as long each, so that many that wait cost little.
+/// Length of the first sleep, in nanoseconds. A sleeper that the owner has missed tries again
+/// after it. Each later sleep is twice as long, so many waiting threads cost little.
 const FIRST_NS: u64 = 1_000_000;
 const LONGEST_NS: u64 = 64_000_000;
 
 pub struct Lock<T> {
     owner: AtomicU64,
-    /// Not 0: threads sleep until it is free, or are about to.
+    /// Not 0: threads sleep until the lock is free, or are about to sleep.
     waiting: AtomicU32,
-    /// What they sleep on; changed before each wake-up.
+    /// The futex word of the sleepers. It changes before each wake-up.
     freed: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through the guard only, and one guard exists.
+// SAFETY: the value is reached only through a guard, and at most one guard exists at a time.
 unsafe impl<T> Sync for Lock<T> {}
 
-/// The calling thread already holds the lock: we are in a signal handler.
+/// The calling thread already holds the lock: a signal handler has interrupted it.
 #[derive(Debug)]
 pub struct Reentry;
 
@@ -57,12 +57,12 @@ impl<T> Lock<T> {
         Ok(Guard { lock: self })
     }
 
-    /// None: it is held, perhaps by the calling thread.
+    /// Takes the lock if it is free. None: a thread holds it, perhaps the calling one.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.take(process::thread()).is_ok().then(|| Guard { lock: self })
     }
 
-    /// By any thread.
+    /// Does any thread hold the lock?
     pub fn is_held(&self) -> bool {
         self.owner.load(Ordering::Relaxed) != 0
     }
@@ -77,9 +77,10 @@ impl<T> Lock<T> {
     fn wait(&self, me: u64) {
         let mut limit = FIRST_NS;
         loop {
-            // Also by one that was woken: it is not known whether it was the last.
+            // A woken thread sets the word, too, because other threads may still sleep.
             self.waiting.store(1, Ordering::SeqCst);
-            // Before the try: a wake-up that comes behind it changes the word.
+            // Loaded before the attempt, so that a later wake-up changes the word and ends the
+            // sleep.
             let seen = self.freed.load(Ordering::Acquire);
             if self.take(me).is_ok() {
                 return;
@@ -90,10 +91,10 @@ impl<T> Lock<T> {
         }
     }
 
-    /// In a forked child: no other thread exists, whoever held it is gone. True: somebody held it,
-    /// and was perhaps changing the value.
+    /// In a forked child: frees the lock, because other threads that held it do not exist. True:
+    /// the lock was held, so the value may be only partly changed.
     pub fn reset_after_fork(&self) -> bool {
-        // Most are free, and lie in pages that nothing else writes.
+        // Most locks are free. Not writing them avoids a copy of their pages.
         if self.waiting.load(Ordering::Relaxed) != 0 {
             self.waiting.store(0, Ordering::Relaxed);
         }
@@ -117,19 +118,19 @@ pub struct Guard<'a, T> {
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: this guard is the only one.
+        // SAFETY: only this guard exists, so no other reference to the value does.
         unsafe { &*self.lock.value.get() }
     }
 }
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard is the only one.
+        // SAFETY: only this guard exists, so no other reference to the value does.
         unsafe { &mut *self.lock.value.get() }
     }
 }
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        // Release: what was done under the lock, for the next `lock`.
+        // Release: publishes what was done under the lock, for the next `lock`.
         self.lock.owner.store(0, Ordering::Release);
         if self.lock.waiting.load(Ordering::Relaxed) != 0 {
             self.lock.wake();
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
     use std::sync::Barrier;
 
-    /// Threads are told apart as in a process with the library.
+    /// Threads have different identities, as in a process with the library.
     #[test]
     fn many_threads_pass_one_after_the_other() {
         static LOCK: Lock<u64> = Lock::new(0);

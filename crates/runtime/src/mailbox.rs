@@ -1,12 +1,12 @@
-//! Requests of the monitor's that come while anything may be locked: they are noted, and answered
-//! where nothing is.
+//! Requests of the monitor that arrive while locks may be held. The receiver only notes them. A
+//! thread that holds no lock answers them later.
 
 use crate::lock::Lock;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 pub struct Mailbox<T, const ROOM: usize> {
     requests: Lock<[Option<T>; ROOM]>,
-    /// How many there are; changed under the lock.
+    /// The number of noted requests. Changed under the lock.
     waiting: AtomicU32,
 }
 
@@ -16,18 +16,19 @@ impl<T: Copy, const ROOM: usize> Mailbox<T, ROOM> {
         Mailbox { requests: Lock::new([None; ROOM]), waiting: AtomicU32::new(0) }
     }
 
-    /// False: there is no room, or this is a signal handler on top of a look into the mailbox.
+    /// Notes a request. False: there is no room, or this is a signal handler that has interrupted
+    /// a use of the mailbox.
     pub fn note(&self, request: T) -> bool {
         let Ok(mut requests) = self.requests.lock() else { return false };
         let Some(free) = requests.iter_mut().find(|r| r.is_none()) else { return false };
         *free = Some(request);
-        // Release: with the acquire in `answer`, who sees the number finds the request.
+        // Release: with the acquire in `answer`, a thread that sees the number finds the request.
         self.waiting.fetch_add(1, Ordering::Release);
         true
     }
 
-    /// Takes out what was noted, one after the other. Not more than there is room for: a
-    /// thread that is asked all the time has other things to do, too.
+    /// Takes the noted requests out, one after the other, and passes them to `each`. Takes at most
+    /// `ROOM` of them, so that a stream of requests cannot keep a thread from its own work.
     #[inline]
     pub fn answer(&self, each: impl FnMut(T)) {
         if self.waiting.load(Ordering::Acquire) != 0 {
@@ -47,13 +48,14 @@ impl<T: Copy, const ROOM: usize> Mailbox<T, ROOM> {
         Some(request)
     }
 
-    /// In a forked child: what was asked was the parent. `each` drops what came with a request.
+    /// In a forked child: removes all requests, which were for the parent. `each` releases what
+    /// came with a request.
     pub fn become_child(&self, each: impl FnMut(T)) {
         if self.waiting.load(Ordering::Relaxed) == 0 && !self.requests.is_held() {
             return;
         }
         if self.requests.reset_after_fork() {
-            // A request may have been written half.
+            // A request may be written only partly.
             if let Ok(mut requests) = self.requests.lock() {
                 requests.fill(None);
             }
@@ -77,7 +79,7 @@ mod tests {
         m.answer(|r| {
             sum += r;
             n += 1;
-            // The thread that answers may be asked meanwhile.
+            // A new request may come while this thread answers.
             assert!(n > 1 || m.note(5));
         });
         assert_eq!(n, 3, "as many as there is room for, then the rest another time");

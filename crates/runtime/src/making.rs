@@ -1,17 +1,18 @@
-//! Epoll instances that are just being made.
+//! Counts epoll instances that are being made by the library's hooks. So no thread mistakes such
+//! an instance for one that was made by a raw system call.
 
 use crate::cow::Sparing;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Instances that other threads make through us: begun, and known to our tables. Between the
-/// two the kernel has one that we have not seen yet.
+/// Numbers of instances that threads have begun to make, and that are in the tables. Between the
+/// two the kernel has an instance that the tables lack.
 #[link_section = ".data.fsocket_start"]
 static BEGUN: AtomicU32 = AtomicU32::new(0);
 
 #[link_section = ".data.fsocket_start"]
 static ENDED: AtomicU32 = AtomicU32::new(0);
 
-/// Make an instance, and put it where it belongs, by `make`.
+/// Makes an instance by calling `make`, which also enters it into the tables.
 pub fn making<T>(make: impl FnOnce() -> T) -> T {
     BEGUN.fetch_add(1, Ordering::SeqCst);
     let made = make();
@@ -19,17 +20,17 @@ pub fn making<T>(make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// In a forked child: threads that were making one are not here.
+/// In a forked child: other threads that were making an instance do not exist.
 pub fn become_child() {
     ENDED.put(BEGUN.load(Ordering::SeqCst));
 }
 
-/// How many have been made, and are where they belong.
+/// Number of instances that are made and in the tables.
 pub fn ended() -> u32 {
     ENDED.load(Ordering::SeqCst)
 }
 
-/// How many have been begun.
+/// Number of instances that threads have begun to make.
 pub fn begun() -> u32 {
     BEGUN.load(Ordering::SeqCst)
 }

@@ -1,13 +1,13 @@
-//! Descriptors of memory that is shared with others, kept while it is mapped: another monitor is shown them
-//! (ADR 48).
+//! Descriptors of shared memory. The process keeps them while the memory is mapped, so that it can
+//! show them to the next monitor (ADR 48).
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// So many are kept even if they leave the library's other descriptors little room.
+/// This many descriptors are kept even if they leave little room for the library's others.
 const FEW: u32 = 48;
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A descriptor plus one; 0: none is kept. All bytes zero is a valid value.
+/// A kept descriptor + 1; 0: none. All bytes zero is a valid value.
 pub struct Kept(AtomicI32);
 
 impl Kept {
@@ -16,9 +16,9 @@ impl Kept {
         Kept(AtomicI32::new(0))
     }
 
-    /// Keeps what `copy` returns, a descriptor of the library's own above the number `high`. Without one the
-    /// memory is unknown to another monitor: so that the library's other descriptors have room, all that are
-    /// kept take half of the numbers above `high` at most.
+    /// Keeps the result of `copy`, a descriptor of the library above the number `high`, if there
+    /// is room: all kept descriptors together take at most half of the numbers above `high`.
+    /// Without the descriptor, the next monitor does not learn of the memory.
     pub fn keep(&self, high: i32, copy: impl FnOnce() -> Option<i32>) {
         if COUNT.load(Ordering::Relaxed) >= FEW && !has_room(high) {
             return;
@@ -34,14 +34,15 @@ impl Kept {
         self.0.load(Ordering::Acquire).checked_sub(1).filter(|fd| *fd >= 0)
     }
 
-    /// The memory is not mapped any more. Returns the descriptor, which the caller closes.
+    /// Returns the descriptor, which the caller must close, because the memory is no longer
+    /// mapped.
     pub fn take(&self) -> Option<i32> {
         let fd = self.0.swap(0, Ordering::AcqRel).checked_sub(1).filter(|fd| *fd >= 0)?;
         COUNT.fetch_sub(1, Ordering::Relaxed);
         Some(fd)
     }
 
-    /// The descriptor got another number. False: it is not this one.
+    /// The library has moved a descriptor from `old` to `new`. False: another one.
     pub fn renumbered(&self, old: i32, new: i32) -> bool {
         self.0.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

@@ -1,4 +1,5 @@
-//! Socket addresses.
+//! Socket addresses: reads those of the program, and writes the library's answers as the kernel
+//! does.
 
 use crate::user;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -8,18 +9,18 @@ use fsocket_sys::Result;
 const V4: u16 = libc::AF_INET as u16;
 const V6: u16 = libc::AF_INET6 as u16;
 
-/// Parse what an application passed to `connect`. None: not IPv4 or IPv6, malformed or not there;
-/// the kernel then says what is wrong with it.
+/// Parses an address that the program has passed. None: not IPv4 or IPv6, malformed or unreadable.
+/// The caller then lets the kernel report the error.
 ///
 /// # Safety
-/// `p` is the program's for `len` bytes.
+/// `p` points to `len` bytes, as the program passed it.
 pub unsafe fn parse(p: *const libc::sockaddr, len: u32) -> Option<Addr> {
     let mut b = [0u8; 28];
     let n = b.len().min(len as usize);
     if n < 16 {
         return None;
     }
-    // SAFETY: `b` has room for `n` bytes; what is at `p` is the program's, or nothing is.
+    // SAFETY: `b` has room for `n` bytes, and the guarded copy reports a bad `p`.
     unsafe { user::read(p as *const u8, b.as_mut_ptr(), n) }.ok()?;
     let mut a = Addr { family: u16::from_ne_bytes([b[0], b[1]]), ..Addr::default() };
     a.port = u16::from_be_bytes([b[2], b[3]]);
@@ -34,12 +35,12 @@ pub unsafe fn parse(p: *const libc::sockaddr, len: u32) -> Option<Addr> {
     Some(a)
 }
 
-/// Is it the address of a Unix socket?
+/// Is this the address of a Unix socket?
 ///
 /// # Safety
-/// `p` is the program's for `len` bytes.
+/// `p` points to `len` bytes, as the program passed it.
 pub unsafe fn is_unix(p: *const libc::sockaddr, len: u32) -> bool {
-    // SAFETY: what is at `p` is the program's, or nothing is; the copy says so.
+    // SAFETY: the guarded copy reports a bad `p`.
     len >= 2 && unsafe { user::get(p as *const u16) } == Ok(libc::AF_UNIX as u16)
 }
 
@@ -65,8 +66,7 @@ pub fn is_any(ip: &[u8; 16]) -> bool {
     }
 }
 
-/// What the kernel makes of a destination, for a socket without an address: the unspecified address
-/// is loopback.
+/// The address to which the kernel connects: the unspecified address means loopback.
 pub fn destination(ip: [u8; 16]) -> [u8; 16] {
     match (is_any(&ip), is_v4(&ip)) {
         (false, _) => ip,
@@ -75,13 +75,14 @@ pub fn destination(ip: [u8; 16]) -> [u8; 16] {
     }
 }
 
-/// Can a socket that is bound to `own` reach `dst`, by the IP version of both? (`::` is for both.)
+/// Can a socket that is bound to `own` reach `dst`, as far as the IP versions matter? (`::`
+/// reaches both.)
 pub fn same_version(own: &[u8; 16], dst: &[u8; 16]) -> bool {
     *own == [0; 16] || is_v4(own) == is_v4(dst)
 }
 
-/// Address that the kernel would give the client of a connection to `dst` on
-/// the same host: 127.0.0.1 for all of 127/8, else the destination itself.
+/// The source address that the kernel would choose for a connection to `dst` on this host:
+/// 127.0.0.1 for all of 127/8, else the destination itself.
 pub fn source_for(dst: &[u8; 16]) -> [u8; 16] {
     let mut s = *dst;
     if is_v4(dst) && dst[12] == 127 {
@@ -112,13 +113,13 @@ pub fn sockaddr(family: i32, ip: &[u8; 16], port: u16) -> ([u8; 28], usize) {
     (b, 28)
 }
 
-/// Write an address the way the kernel does: at most `*len` bytes, then the
-/// true length into `*len`. `family` is that of the application's socket.
+/// Writes an address as the kernel does: at most `*len` bytes, then the true length into `*len`.
+/// `family`: the family of the program's socket.
 ///
 /// # Safety
-/// Both are the program's, or nothing is there.
+/// `out` and `len` come from the program and may be bad pointers.
 pub unsafe fn give(ip: &[u8; 16], port: u16, family: u16, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let (b, n) = sockaddr(family as i32, ip, port);
-    // SAFETY: what is at `out` and `len` is the program's, or nothing is; the copy returns EFAULT then.
+    // SAFETY: the guarded copy returns EFAULT for a bad `out` or `len`.
     unsafe { user::give(&b[..n], out as *mut u8, len, n as u32) }
 }

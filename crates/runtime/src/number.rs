@@ -1,8 +1,9 @@
-//! A descriptor's number, or none.
+//! The number of a descriptor, or none, in one atomic word.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
-/// -1: none. It is kept inverted: tables of these begin as zeros, which cost neither memory nor room in a file.
+/// -1 means none. The word holds the inverted number, so a table of these begins as zeros, which
+/// takes no memory and no space in the library's file.
 #[repr(transparent)]
 pub struct Number(AtomicI32);
 
@@ -25,7 +26,7 @@ impl Number {
     }
 
     /// # Errors
-    /// The number that is there instead.
+    /// The number that the word has instead of `from`.
     pub fn compare_exchange(&self, from: i32, to: i32, success: Ordering, failure: Ordering) -> Result<i32, i32> {
         self.0.compare_exchange(!from, !to, success, failure).map(|n| !n).map_err(|n| !n)
     }
@@ -42,7 +43,7 @@ mod tests {
         assert_eq!(n.compare_exchange(3, -1, Ordering::Relaxed, Ordering::Relaxed), Err(7));
         assert_eq!(n.compare_exchange(7, 0, Ordering::Relaxed, Ordering::Relaxed), Ok(7));
         n.store(-1, Ordering::Relaxed);
-        // SAFETY: an integer of that size.
+        // SAFETY: `Number` is `repr(transparent)` over an atomic 32-bit integer.
         assert_eq!(unsafe { core::mem::transmute::<Number, i32>(n) }, 0);
     }
 }

@@ -1,9 +1,9 @@
-//! The options that are recorded, and their defaults.
+//! The socket options that the library records, and their defaults.
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 
-/// Recorded options.
+/// The number of options that a socket has room for.
 pub const COUNT: usize = 24;
 
 pub struct Opt {
@@ -20,12 +20,12 @@ const fn o(level: i32, name: i32, default: i32, min: i32, max: i32) -> Opt {
 
 const ANY: i32 = i32::MAX;
 
-/// A time limit that is over when it begins, nanoseconds: what the kernel makes of a negative one,
-/// which it reads out as 0.
+/// A time limit in nanoseconds that is over at once. The kernel turns a negative limit into such a
+/// limit, and reports it as 0.
 pub const AT_ONCE: u64 = 1;
 
-/// The kernel refuses values outside `min..=max`. A maximum of 1 without a minimum
-/// means "any non-zero is 1".
+/// The recorded options. Values outside `min..=max` are refused as the kernel does. A maximum of 1
+/// without a minimum means that any non-zero value is stored as 1.
 pub static TABLE: [Opt; 18] = [
     o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
     o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
@@ -67,7 +67,7 @@ pub const WINDOW_CLAMP: usize = 16;
 
 pub const INQ: usize = 17;
 
-/// include/uapi/linux/tcp.h. `recvmsg` says how much is left unread, in a control message of this type.
+/// From include/uapi/linux/tcp.h. `recvmsg` returns the number of unread bytes in a control message of this type.
 pub const TCP_INQ: i32 = 36;
 
 pub const DEFAULTS: [i32; COUNT] = {
@@ -80,7 +80,8 @@ pub const DEFAULTS: [i32; COUNT] = {
     d
 };
 
-/// Options kept per socket by name; with more, all that can be copied are.
+/// The number of options that a socket records by name. With more of them, every option that can
+/// be copied counts.
 pub const KEPT: usize = 6;
 
 // include/uapi/linux/in6.h

@@ -1,12 +1,13 @@
-//! What a hook shall do.
+//! The decision of a hook: either the library has done the call, or libc does it. In the second
+//! case the value carries the counted reason, so no fallback goes uncounted.
 
 use crate::stats;
 use fsocket_abi::arena::Reason;
 
-/// What a hook shall do: the answer, or "let libc do it" and why.
+/// The library's answer, or "let libc do it" with the cause.
 #[must_use]
 pub enum Outcome<T> {
-    /// Done here.
+    /// The library has done the call.
     Done(T),
     /// libc's function does the call.
     Kernel(Cause),
@@ -15,22 +16,24 @@ pub enum Outcome<T> {
 /// Why libc's function does a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The descriptor, or what is asked of it, was never ours, or has become the kernel's before.
+    /// The descriptor never belonged to the library, or has moved to the kernel already.
     NotOurs,
-    /// The arguments are wrong whatever the descriptor is, and the kernel says how.
+    /// The arguments are wrong for any descriptor. The kernel reports the error.
     Invalid,
-    /// The connection is ours; the kernel's socket below it keeps this, or has the answer.
+    /// The connection is in shared memory, but its placeholder (a kernel socket) keeps this
+    /// setting or has the answer.
     Below,
-    /// What could have been ours is the kernel's from now on: made by [`Cause::fallback`], which counts it.
+    /// The socket could have used shared memory or a zone, and uses the kernel from now on. Made
+    /// by [`Cause::fallback`], which also counts the reason.
     Fallback(Counted),
 }
 
-/// A reason that has been counted.
+/// A reason that was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted(Reason);
 
 impl Cause {
-    /// A call falls back to the kernel. Counted here: before what tells the monitor of the call.
+    /// Counts the reason why a call falls back to the kernel, before any message to the monitor.
     pub fn fallback(why: Reason) -> Cause {
         stats::fall_back(why);
         Cause::Fallback(Counted(why))
@@ -38,7 +41,7 @@ impl Cause {
 }
 
 impl<T> Outcome<T> {
-    /// The answer; else `kernel` does the call.
+    /// The library's answer through `done`, or the result of `kernel`.
     #[inline]
     pub fn or_kernel<R>(self, done: impl FnOnce(T) -> R, kernel: impl FnOnce() -> R) -> R {
         match self {
@@ -47,7 +50,7 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Look at, or change, an answer of ours.
+    /// Changes the library's answer by `f`.
     pub fn map_done<U>(self, f: impl FnOnce(T) -> U) -> Outcome<U> {
         match self {
             Outcome::Done(v) => Outcome::Done(f(v)),

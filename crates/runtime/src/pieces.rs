@@ -1,33 +1,35 @@
-//! Large tables of zeros that take nothing before they are used: a piece becomes memory when an entry of it is first
-//! needed. A static array of that size would count for every program that loads the library (`RLIMIT_DATA`,
-//! `mlockall`), and a core file would hold it.
+//! Large tables of zeros that take no memory until they are used. A part of the table (a *piece*)
+//! is mapped when one of its entries is first needed. A static array of that size would count for
+//! every program that loads the library (`RLIMIT_DATA`, `mlockall`), and a core file would include
+//! it.
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// All-zero bytes are a valid value.
+/// Types for which all-zero bytes are a valid value.
 ///
 /// # Safety
-/// They are.
+/// All-zero bytes must be a valid value of the type.
 pub unsafe trait Zero: Sync {}
 
-// SAFETY: integers and pointers.
+// SAFETY: zero bytes are a valid integer.
 unsafe impl Zero for core::sync::atomic::AtomicU16 {}
-// SAFETY: zero bytes are an integer, and a null pointer.
+// SAFETY: zero bytes are a valid integer.
 unsafe impl Zero for core::sync::atomic::AtomicU32 {}
-// SAFETY: zero bytes are an integer, and a null pointer.
+// SAFETY: zero bytes are a valid integer.
 unsafe impl Zero for core::sync::atomic::AtomicU64 {}
-// SAFETY: zero bytes are an integer, and a null pointer.
+// SAFETY: zero bytes are a null pointer.
 unsafe impl<T> Zero for AtomicPtr<T> {}
-// SAFETY: each entry is.
+// SAFETY: zero bytes are a valid value of each element.
 unsafe impl<T: Zero, const N: usize> Zero for [T; N] {}
 
-/// `PIECES` times `EACH` entries. Entries stay where they are for the life of the process; a forked child has copies.
+/// A table of `PIECES` times `EACH` entries. Entries never move; a forked child has copies of
+/// them.
 pub struct Pieces<T: Zero, const EACH: usize, const PIECES: usize>([AtomicPtr<T>; PIECES]);
 
 impl<T: Zero + 'static, const EACH: usize, const PIECES: usize> Pieces<T, EACH, PIECES> {
     const BYTES: usize = (EACH * size_of::<T>()).next_multiple_of(4096);
-    /// How many entries there can be.
+    /// Capacity of the table.
     pub const LEN: usize = EACH * PIECES;
 
     #[allow(clippy::new_without_default)] // a static's beginning
@@ -35,15 +37,15 @@ impl<T: Zero + 'static, const EACH: usize, const PIECES: usize> Pieces<T, EACH, 
         Pieces([const { AtomicPtr::new(core::ptr::null_mut()) }; PIECES])
     }
 
-    /// Entry `i`; None: nothing was ever written there, or it is beyond the end.
+    /// Entry `i`, for reading. None: its piece was never mapped, or `i` is beyond the end.
     #[inline(always)]
     pub fn get(&'static self, i: usize) -> Option<&'static T> {
         let piece = self.0.get(i / EACH)?.load(Ordering::Acquire);
-        // SAFETY: `make` has mapped EACH entries, zero and so valid, which are never unmapped.
+        // SAFETY: `make` has mapped EACH entries, which are zero and so valid, and never unmapped.
         (!piece.is_null()).then(|| unsafe { &*piece.add(i % EACH) })
     }
 
-    /// Entry `i`, to be written; None: there is no memory for it, or it is beyond the end.
+    /// Entry `i`, for writing. None: there is no memory, or `i` is beyond the end.
     #[inline]
     pub fn make(&'static self, i: usize) -> Option<&'static T> {
         self.get(i).or_else(|| self.make_piece(i))
@@ -55,18 +57,18 @@ impl<T: Zero + 'static, const EACH: usize, const PIECES: usize> Pieces<T, EACH, 
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let new = fsocket_sys::mmap(Self::BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0).ok()?;
         if place.compare_exchange(core::ptr::null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: just mapped, nobody knows it.
+            // SAFETY: the memory was just mapped, and no other code knows the address.
             let _ = unsafe { fsocket_sys::munmap(new, Self::BYTES) };
         }
         self.get(i)
     }
 
-    /// The entries that have memory, of the first `n`, in order; the others are zero.
+    /// The mapped entries among the first `n`, in order. All others are zero.
     pub fn first(&'static self, n: usize) -> First<T> {
         First { pieces: &self.0, each: EACH, at: 0, end: n.min(Self::LEN) }
     }
 
-    /// The entries that have memory.
+    /// All mapped entries.
     pub fn all(&'static self) -> impl Iterator<Item = &'static T> + Clone {
         self.first(Self::LEN).map(|(_, t)| t)
     }
@@ -105,7 +107,8 @@ impl<T> Iterator for First<T> {
             let base = self.pieces[piece].load(Ordering::Acquire);
             if !base.is_null() {
                 self.at += 1;
-                // SAFETY: as in `Pieces::get`.
+                // SAFETY: `make` has mapped `each` entries, which are zero and so valid, and never
+                // unmapped.
                 return Some((i, unsafe { &*base.add(i % self.each) }));
             }
             self.at = (piece + 1) * self.each;

@@ -1,4 +1,4 @@
-//! This process: identity, switches, its own descriptors.
+//! This process: its identity (unique in the fork group), switches, and the library's descriptors.
 
 use crate::bits::Bits;
 use crate::pieces::{Pieces, Zero};
@@ -6,48 +6,48 @@ use crate::{registry, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_sys as sys;
 
-// Data that the start of a program and a fork write lie together, in one page (section `.data.fsocket_start`),
-// and so does their code (`.text.fsocket_start`): each page that a process touches costs it some microseconds.
-// crates/preload/layout.ld.
+// All data that the start of a program and a fork write lie together in one page (section
+// `.data.fsocket_start`), and so does their code (`.text.fsocket_start`). Each page that a process
+// touches costs it some microseconds. See crates/preload/layout.ld.
 
-/// Nonce of this process; 0: the library is not initialized.
+/// Random number of this process; 0: the library is not initialized.
 #[link_section = ".data.fsocket_start"]
 static NONCE: AtomicU64 = AtomicU64::new(0);
-/// Upper bits of every thread identity, different in parent and child.
+/// Upper bits of every thread identity; they differ between parent and child.
 #[link_section = ".data.fsocket_start"]
 static TAG: AtomicU64 = AtomicU64::new(0);
-/// Shared memory is off for good in this process.
+/// This process makes no new connections over shared memory.
 #[link_section = ".data.fsocket_start"]
 static DISABLED: AtomicBool = AtomicBool::new(true);
-/// CPUs of the machine; 0: not asked yet.
+/// Number of CPUs of the machine; 0: not asked yet.
 static CPUS: AtomicU32 = AtomicU32::new(0);
-/// Lowest number for our own descriptors.
+/// Lowest number for the library's own descriptors.
 #[link_section = ".data.fsocket_start"]
 static HIGH_FD: AtomicI32 = AtomicI32::new(900);
 
-/// See [`begin`].
+/// glibc's `__libc_single_threaded`; see [`begin`].
 #[link_section = ".data.fsocket_start"]
 static SINGLE_THREADED: AtomicPtr<AtomicU8> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Own descriptors lie above what programs usually hold, but not so high that
-/// the kernel must grow the descriptor table much.
+/// Own descriptors get numbers above those that programs usually have, but not so high that the
+/// kernel must enlarge the descriptor table much.
 fn choose_high_fd() {
     let lim = sys::limit(libc::RLIMIT_NOFILE).min(1 << 30) as i32;
     HIGH_FD.store(if lim > 1000 { 900 } else { (lim - 48).max(lim / 2) }, Ordering::Relaxed);
 }
 
-/// Move a descriptor of ours out of the application's way; it is close-on-exec.
-/// Where there is no room up there it stays where it is.
+/// Moves a descriptor of the library above the program's numbers, with close-on-exec. If there is
+/// no room, it keeps its number.
 pub fn high_fd(fd: i32) -> i32 {
     let dup = || sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize);
     let high = dup().or_else(|_| {
-        // The application may have lowered its limit since.
+        // The program may have lowered its limit since.
         choose_high_fd();
         dup()
     });
     let kept = match high {
         Ok(h) => {
-            let _ = sys::close(fd);
+            close_own(fd); // (The library may have owned this number, too.)
             h
         }
         Err(_) => fd,
@@ -56,15 +56,16 @@ pub fn high_fd(fd: i32) -> i32 {
     kept
 }
 
-/// A copy of `fd` for the library, if there is room for one out of the application's way.
+/// Copies `fd` for the library above the program's numbers. None: there is no room.
 pub fn high_copy(fd: i32) -> Option<i32> {
     let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize).ok()?;
     set_own(copy, true);
     Some(copy)
 }
 
-/// Moves a descriptor that only saves time out of the application's way, as long as there is room there for others
-/// that are needed: there is one for each peer.
+/// Moves a descriptor above the program's numbers if there is plenty of room. For descriptors that
+/// only save time and that exist for each peer: they must leave room for others. None: `fd` was
+/// not moved.
 pub fn spare_fd(fd: i32) -> Option<i32> {
     let copy = high_copy(fd)?;
     let limit = sys::limit(libc::RLIMIT_NOFILE);
@@ -73,33 +74,34 @@ pub fn spare_fd(fd: i32) -> Option<i32> {
         close_own(copy);
         return None;
     }
-    let _ = sys::close(fd);
+    close_own(fd);
     Some(copy)
 }
 
-/// Where descriptors of ours begin.
+/// The lowest number for descriptors of the library.
 pub fn high() -> i32 {
     HIGH_FD.load(Ordering::Relaxed)
 }
 
-/// Close a descriptor of ours.
+/// Closes a descriptor of the library.
 pub fn close_own(fd: i32) {
     set_own(fd, false);
     let _ = sys::close(fd);
 }
 
-/// Descriptors that tables by number have room for.
+/// Tables by descriptor number have this many entries.
 pub const MAX_FD: usize = 1 << 20;
 
-/// The library's own descriptors: most are among the first, whose bits lie with what a fork writes.
+/// Own descriptors with low numbers, which are most. In the page that a fork writes anyway.
 #[link_section = ".data.fsocket_start"]
 static OWN_LOW: Bits<LOW_WORDS> = Bits::new();
 const LOW_WORDS: usize = 20;
 const LOW: u32 = LOW_WORDS as u32 * 64;
-/// The others, a page for each [`OF_PAGE`] numbers. Where there is no memory for one, those numbers are not known.
+/// Own descriptors with higher numbers, [`OF_PAGE`] of them in each page. If there is no memory
+/// for a page, its descriptors are not recorded.
 static OWN_HIGH: Pieces<Bits<512>, 1, { MAX_FD / OF_PAGE as usize }> = Pieces::new();
 const OF_PAGE: u32 = 512 * 64;
-// SAFETY: an empty set.
+// SAFETY: zero bytes are an empty set.
 unsafe impl Zero for Bits<512> {}
 
 fn set_own(fd: i32, on: bool) {
@@ -115,7 +117,7 @@ fn set_own(fd: i32, on: bool) {
     }
 }
 
-/// Is it a descriptor that the library needs and the application never saw?
+/// Does this descriptor belong to the library, unknown to the program?
 #[inline]
 pub fn owns(fd: i32) -> bool {
     match (fd as u32) < LOW {
@@ -138,17 +140,17 @@ pub fn next_own(from: u32, to: u32) -> Option<u32> {
     })
 }
 
-/// The word that the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`], and [`LENT`] for each loan.
+/// The word that each hook loads first: [`CANCELS`], [`ASLEEP`], and [`LENT`] once for each loan.
 #[link_section = ".data.fsocket_start"]
 static UNUSUAL: AtomicU8 = AtomicU8::new(ASLEEP);
 /// The program cancels threads.
 pub const CANCELS: u8 = 1;
-/// The library has not begun in this program, which has called nothing yet that concerns it.
+/// The library has not started, because the program has made no call that needs it.
 pub const ASLEEP: u8 = 2;
-/// This process's memory is lent to a child ([`crate::lent`]); as often as that is so.
+/// This process has lent its memory to a child ([`crate::lent`]). Added once for each loan.
 const LENT: u8 = 4;
 
-/// Which of [`CANCELS`], [`ASLEEP`] and [`LENT`] are so.
+/// Which of [`CANCELS`], [`ASLEEP`] and [`LENT`] are set.
 #[inline(always)]
 pub fn unusual() -> u8 {
     UNUSUAL.load(Ordering::Relaxed)
@@ -158,16 +160,16 @@ pub fn is_asleep() -> bool {
     unusual() & ASLEEP != 0
 }
 
-/// Counts a child that runs in this process's memory, or its end.
+/// Counts a child that begins (`more`) or stops to use this process's memory.
 pub fn lends(more: bool) {
-    // (In one word with the others, so that it is never seen without a loan that there is.)
+    // In the same word as the other bits, so that no hook overlooks a loan.
     match more {
         true => UNUSUAL.fetch_add(LENT, Ordering::SeqCst),
         false => UNUSUAL.fetch_sub(LENT, Ordering::SeqCst),
     };
 }
 
-/// In a forked child.
+/// In a forked child: the loans belong to the parent.
 pub fn lends_nothing() {
     UNUSUAL.fetch_and(LENT - 1, Ordering::SeqCst);
 }
@@ -181,9 +183,9 @@ pub fn cancels() {
     UNUSUAL.fetch_or(CANCELS, Ordering::SeqCst);
 }
 
-/// The library begins.
+/// Records that the library has started.
 pub fn awake() {
-    // Release: what was set up before.
+    // Release: publishes the initialization that came before.
     UNUSUAL.fetch_and(!ASLEEP, Ordering::Release);
 }
 
@@ -196,31 +198,31 @@ pub fn nonce() -> u64 {
     NONCE.load(Ordering::Relaxed)
 }
 
-/// Identity of the calling thread, different from every thread of every
-/// process of the fork group. Never 0 or 1.
+/// Identity of the calling thread, different from all other threads of the fork group. Never 0 or
+/// 1.
 #[inline(always)]
 pub fn thread() -> u64 {
     sys::cpu::thread_id() ^ TAG.load(Ordering::Relaxed)
 }
 
-/// Had the process before the last fork one thread?
+/// Had the parent only one thread at the fork?
 #[link_section = ".data.fsocket_start"]
 static WAS_ALONE: AtomicBool = AtomicBool::new(false);
 
-/// Before a fork; for [`was_alone`].
+/// Called before a fork, for [`was_alone`].
 pub fn note_alone(alone: bool) {
     WAS_ALONE.store(alone, Ordering::Relaxed);
 }
 
-/// In a forked child: no other thread of the parent's can have been in the middle of something.
+/// In a forked child: true if no other thread of the parent can have been inside an operation.
 pub fn was_alone() -> bool {
     WAS_ALONE.load(Ordering::Relaxed)
 }
 
-/// Has this process never had a second thread? (False: nobody knows.)
+/// Has this process never had a second thread? (False: unknown, or it has had one.)
 pub fn is_single_threaded() -> bool {
     let word = SINGLE_THREADED.load(Ordering::Relaxed);
-    // SAFETY: null, or a variable of libc's that is never unloaded.
+    // SAFETY: null, or a variable of libc, which is never unloaded.
     unsafe { word.as_ref() }.is_some_and(|w| w.load(Ordering::Relaxed) != 0)
 }
 
@@ -229,17 +231,17 @@ pub fn enabled() -> bool {
     !DISABLED.load(Ordering::Relaxed)
 }
 
-/// New connections and listeners use the kernel from now on.
+/// From now on, new connections and listeners use the kernel.
 pub fn disable() {
     DISABLED.store(true, Ordering::Release);
 }
 
-/// They may use shared memory again, after [`disable`].
+/// Ends [`disable`]: connections and listeners may use shared memory again.
 pub fn enable() {
     DISABLED.store(false, Ordering::Release);
 }
 
-/// An operator wants this process to use the kernel for now.
+/// An operator has asked this process to use the kernel for now.
 #[link_section = ".data.fsocket_start"]
 static OFF: AtomicBool = AtomicBool::new(false);
 
@@ -251,7 +253,7 @@ pub fn set_off(off: bool) {
     OFF.store(off, Ordering::Relaxed);
 }
 
-/// What the monitor's configuration says of this program ([`fsocket_proto::program`]).
+/// The settings for this program in the monitor's configuration ([`fsocket_proto::program`]).
 #[link_section = ".data.fsocket_start"]
 static PROGRAM: AtomicU64 = AtomicU64::new(0);
 
@@ -261,11 +263,12 @@ pub fn set_program(bits: u64) {
 
 #[inline]
 pub fn may_spin() -> bool {
-    PROGRAM.load(Ordering::Relaxed) & fsocket_proto::program::NO_SPIN == 0
+    !is_told(fsocket_proto::program::NO_SPIN)
 }
 
-pub fn may_have_zones() -> bool {
-    PROGRAM.load(Ordering::Relaxed) & fsocket_proto::program::NO_ZONES == 0
+#[inline]
+pub fn is_told(bit: u64) -> bool {
+    PROGRAM.load(Ordering::Relaxed) & bit != 0
 }
 
 #[inline(always)]
@@ -278,7 +281,7 @@ pub fn cpus() -> u32 {
 
 #[cold]
 fn count_cpus() -> u32 {
-    // The monitor has counted them.
+    // The monitor has already counted the CPUs.
     let n = match registry::mapped() {
         Some(r) if r.cpus > 0 => r.cpus.min(65536) as u32,
         _ => online_cpus().unwrap_or(1).clamp(1, 65536),
@@ -287,7 +290,7 @@ fn count_cpus() -> u32 {
     n
 }
 
-/// What the kernel says of them: ranges of numbers, as `0-3,8-11`.
+/// Counts the CPUs in the kernel's list, which has ranges such as `0-3,8-11`.
 fn online_cpus() -> Option<u32> {
     let mut text = [0; 256];
     let text = sys::read_file(c"/sys/devices/system/cpu/online", &mut text).ok()?;
@@ -303,20 +306,20 @@ fn online_cpus() -> Option<u32> {
 /// Number of this process; 0: not asked yet.
 #[link_section = ".data.fsocket_start"]
 static PID: AtomicU32 = AtomicU32::new(0);
-/// Its process namespace; 0: not asked yet, UNKNOWN: cannot be had.
+/// PID namespace; 0: not asked yet; UNKNOWN: the kernel did not answer.
 #[link_section = ".data.fsocket_start"]
 static PID_NAMESPACE: AtomicU32 = AtomicU32::new(0);
 const UNKNOWN: u32 = u32::MAX;
-/// Children may be in another process namespace than this process.
+/// Children of this process may be in another PID namespace.
 #[link_section = ".data.fsocket_start"]
 static CHILDREN_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
-/// The process has moved to other namespaces, or its children will.
+/// Records that the process, or its future children, have moved to other namespaces.
 pub fn namespaces_changed() {
     CHILDREN_ELSEWHERE.store(true, Ordering::Relaxed);
 }
 
-/// May children be in another process namespace than this process?
+/// May children of this process be in another PID namespace?
 pub fn has_left_namespaces() -> bool {
     CHILDREN_ELSEWHERE.load(Ordering::Relaxed)
 }
@@ -333,7 +336,7 @@ pub fn pid() -> u32 {
     }
 }
 
-/// Names the namespace in which process numbers mean something; 0: not known.
+/// The PID namespace in which process numbers of this process are valid; 0: unknown.
 #[inline]
 pub fn pid_namespace() -> u32 {
     match PID_NAMESPACE.load(Ordering::Relaxed) {
@@ -347,7 +350,7 @@ pub fn pid_namespace() -> u32 {
     }
 }
 
-/// In a forked child that has inherited nothing of ours: a new identity.
+/// In a forked child: takes a new identity.
 #[link_section = ".text.fsocket_start"]
 pub fn become_another(nonce: u64) {
     set_nonce(nonce);
@@ -358,8 +361,8 @@ pub fn become_another(nonce: u64) {
     stats::detach();
 }
 
-/// Once, at the start. `single_threaded`: glibc's `__libc_single_threaded`, of 2.32 and later: not 0 while
-/// no second thread was ever made.
+/// Called once, at the start. `single_threaded`: `__libc_single_threaded` of glibc (2.32 and later),
+/// which is not 0 until a second thread is made.
 #[link_section = ".text.fsocket_start"]
 pub fn begin(single_threaded: Option<&'static AtomicU8>) {
     if let Some(word) = single_threaded {
@@ -368,8 +371,8 @@ pub fn begin(single_threaded: Option<&'static AtomicU8>) {
     choose_high_fd();
 }
 
-/// The application wants `fd` for itself (dup2) and it is ours: a duplicate of it, high up; the caller
-/// says who uses it from now on.
+/// Duplicates the library's descriptor `fd` to a high number, because the program wants the number
+/// `fd` (dup2). Returns the new number. The caller must tell the descriptor's user.
 pub fn duplicate_own(fd: i32) -> Option<i32> {
     let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
     let new = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize).ok()?;
@@ -377,7 +380,7 @@ pub fn duplicate_own(fd: i32) -> Option<i32> {
     Some(new)
 }
 
-/// `fd` is one of ours.
+/// Notes that `fd` belongs to the library.
 pub fn note_own(fd: i32) {
     set_own(fd, true);
 }
@@ -390,7 +393,7 @@ pub fn set_balance(on: bool) {
     BALANCES.store(on, Ordering::Release);
 }
 
-/// Has the program not switched it off?
+/// Is the library active in this program?
 #[inline]
 pub fn balances() -> bool {
     BALANCES.load(Ordering::Relaxed)

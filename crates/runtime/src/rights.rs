@@ -1,4 +1,5 @@
-//! What this process may do and become, as one number.
+//! Summarizes the present and possible rights of this process as one number. Two processes share an
+//! arena only while their numbers are equal (ADR 35).
 
 use crate::fnv::Fnv;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +9,13 @@ const CAP_SETGID: u32 = 6;
 
 const CAP_SETUID: u32 = 7;
 
-/// Capabilities of one set.
+/// The number of capabilities in a set.
 const CAPS: u32 = 64;
 
-/// Supplementary groups that are told apart; of more only the number counts.
+/// The most supplementary groups that are hashed. With more, only their number counts.
 const GROUPS: usize = 256;
 
-/// Landlock domains that this process, or one it was forked from, has entered.
+/// Number of Landlock domains entered by this process and its ancestors.
 static DOMAINS: AtomicU64 = AtomicU64::new(0);
 
 struct Hash(Fnv);
@@ -23,7 +24,7 @@ impl Hash {
     fn add(&mut self, v: u64) {
         self.0.add(&v.to_le_bytes());
     }
-    /// Numbers of users or groups: the order says nothing.
+    /// Hashes user or group numbers independent of their order.
     fn add_all(&mut self, ids: &mut [u32]) {
         ids.sort_unstable();
         let mut last = None;
@@ -36,11 +37,11 @@ impl Hash {
     }
 }
 
-/// Real, effective and saved number by `getresuid` or `getresgid`.
+/// The real, effective and saved number, by `getresuid` or `getresgid`.
 fn three(call: libc::c_long) -> [u32; 3] {
     let mut ids = [u32::MAX; 3];
     let p = ids.as_mut_ptr() as usize;
-    // SAFETY: three numbers are there.
+    // SAFETY: the kernel writes three numbers, for which `ids` has room.
     let _ = unsafe { sys::raw(call, [p, p + 4, p + 8, 0, 0, 0]) };
     ids
 }
@@ -49,18 +50,18 @@ fn three(call: libc::c_long) -> [u32; 3] {
 fn permitted() -> u64 {
     const VERSION_3: u32 = 0x2008_0522;
     let mut head = [VERSION_3, 0];
-    // Effective, permitted, inheritable: the lower halves, then the upper ones.
+    // Effective, permitted, inheritable: first the lower halves, then the upper ones.
     let mut data = [0u32; 6];
     let args = [head.as_mut_ptr() as usize, data.as_mut_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: a header and two structures of version 3.
+    // SAFETY: version 3 has a header of this size and two structures of three numbers.
     match unsafe { sys::raw(libc::SYS_capget, args) } {
         Ok(_) => u64::from(data[1]) | u64::from(data[4]) << 32,
         Err(_) => 0,
     }
 }
 
-/// What this process can do and become, as a number: processes with the same may share
-/// memory. A process with CAP_SETUID can become any user.
+/// The rights that this process has or can get, as a number. Processes with equal numbers may
+/// share memory. With CAP_SETUID the users do not count, because the process can become any user.
 #[link_section = ".text.fsocket_start"]
 pub fn class() -> u64 {
     let caps = permitted();
@@ -81,30 +82,31 @@ pub fn class() -> u64 {
 fn add_groups(h: &mut Hash) {
     let mut groups = [0u32; GROUPS];
     let args = [GROUPS, groups.as_mut_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: as many numbers are there.
+    // SAFETY: `groups` has room for GROUPS numbers.
     match unsafe { sys::raw(libc::SYS_getgroups, args) } {
         Ok(n) => h.add_all(&mut groups[..n.min(GROUPS)]),
-        // SAFETY: none are asked for.
+        // SAFETY: with size 0 the kernel only returns the count, and writes nothing.
         Err(_) => h.add(unsafe { sys::raw(libc::SYS_getgroups, [0; 6]) }.unwrap_or(0) as u64),
     }
 }
 
-/// Supplementary groups of this thread, as a number.
+/// A hash of the supplementary groups of this thread.
 pub fn groups() -> u64 {
     let mut h = Hash(Fnv::new());
     add_groups(&mut h);
     h.0.value()
 }
 
-/// User and group of this thread where it makes files and sockets.
+/// The user and group with which this thread makes files and sockets.
 pub fn for_files() -> u64 {
-    // SAFETY: numbers only. A number that nobody can have changes nothing, and the call says what there is.
+    // SAFETY: the calls take numbers only. An invalid number changes nothing, and the call returns
+    // the present one.
     let ask = |call| unsafe { sys::raw(call, [usize::MAX, 0, 0, 0, 0, 0]) }.unwrap_or(usize::MAX) as u32;
     u64::from(ask(libc::SYS_setfsuid)) << 32 | u64::from(ask(libc::SYS_setfsgid))
 }
 
-/// Does `exec` leave this process all its capabilities? (What it loses there it loses without
-/// a call that we see.)
+/// Does this process keep all its capabilities at `exec`? (If `exec` takes some away, the library
+/// sees no call that does so.)
 pub fn kept_by_exec() -> bool {
     let caps = permitted();
     if caps == 0 {
@@ -117,11 +119,11 @@ pub fn kept_by_exec() -> bool {
 }
 
 fn prctl(what: i32, arg: usize) -> i32 {
-    // SAFETY: numbers only.
+    // SAFETY: these requests take numbers only.
     unsafe { sys::raw(libc::SYS_prctl, [what as usize, arg, 0, 0, 0, 0]) }.map_or(-1, |v| v as i32)
 }
 
-/// One more Landlock domain.
+/// Records that the process has entered a Landlock domain.
 pub fn note_domain() {
     DOMAINS.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,4 +1,5 @@
-//! What the application does about signals.
+//! Signal settings of the program: which handlers restart calls, and a signal mask for the time
+//! between two sleeps.
 
 use crate::musl;
 use fsocket_sys as sys;
@@ -13,13 +14,12 @@ pub struct Action {
     pub mask: u64,
 }
 
-#[cfg(target_arch = "x86_64")]
 extern "C" {
-    /// Where a handler returns to: libc's own is not to be had.
+    /// The return address of a signal handler. libc has such code, too, but it is private.
     fn fsocket_restorer();
 }
-// Debuggers and unwinders know it by these instructions, and look at what stands before it.
-#[cfg(target_arch = "x86_64")]
+// Debuggers and unwinders recognize the restorer by exactly these instructions, and look at the
+// byte before them.
 core::arch::global_asm!(
     ".pushsection .text.fsocket_restorer,\"ax\",@progbits",
     "nop",
@@ -34,32 +34,32 @@ core::arch::global_asm!(
 impl Action {
     const RESTORER: u64 = 0x0400_0000;
 
-    /// For a handler that wants all three arguments.
+    /// An action for a handler that takes all three arguments.
     pub fn new(handler: usize, flags: u64, mask: u64) -> Action {
         Action { handler, flags: flags | libc::SA_SIGINFO as u64, restorer: 0, mask }
     }
 
-    /// The action for a signal; then it is `new`.
+    /// Replaces the action of a signal by `new`, if given. Returns the former action.
     pub fn swap(signal: i32, new: Option<&Action>) -> sys::Result<Action> {
         let mut own = new.copied();
-        #[cfg(target_arch = "x86_64")]
         if let Some(a) = &mut own {
             (a.flags, a.restorer) = (a.flags | Action::RESTORER, fsocket_restorer as *const () as usize);
         }
         let mut old = Action::default();
         let new = own.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
         let args = [signal as usize, new as usize, &raw mut old as usize, 8, 0, 0];
-        // SAFETY: the kernel's layout. A handler is one of the program's, or ours.
+        // SAFETY: `Action` has the kernel's layout. The handler is one of the program, or
+        // `on_fault` of this library.
         unsafe { sys::raw(libc::SYS_rt_sigaction, args) }?;
         Ok(old)
     }
 }
 
-/// What a thread does to itself; language runtimes handle these.
+/// Signals that a thread itself causes. Language runtimes handle them.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// libc's own, which it never blocks: of glibc for cancellation and for `setuid` in all threads, of musl for timers,
-/// for cancellation, and for `setuid`. A thread that has switched cancellation off must not be interrupted by it.
+/// Signals that libc uses itself and never blocks: in glibc for cancellation and for `setuid` in
+/// all threads, in musl for timers, cancellation and `setuid`.
 fn libcs() -> &'static [i32] {
     match musl::is_here() {
         true => &[32, 33, 34],
@@ -67,14 +67,15 @@ fn libcs() -> &'static [i32] {
     }
 }
 
-/// Do all handlers of the process ask for interrupted calls to be restarted?
-/// `ppoll` and a futex with a limit are never restarted, `accept` and `recv` are. Which handler has run cannot be
-/// known: where they disagree the call is interrupted, as without SA_RESTART.
+/// Do all handlers of the process ask for interrupted calls to be restarted? The kernel restarts
+/// `accept` and `recv`, but never `ppoll` or a futex wait with a limit, on which the library
+/// sleeps. The library cannot know which handler has run. If the handlers disagree, it ends the
+/// call, as without SA_RESTART.
 pub fn all_restart() -> bool {
     handled().all(|(_, a)| restarts(&a))
 }
 
-/// Does none of them? (libc's own interrupt a program once in its life.)
+/// Does no handler ask for restarts? (libc's own handlers run rarely and are ignored.)
 pub fn none_restarts() -> bool {
     !handled().any(|(signal, a)| restarts(&a) && !libcs().contains(&signal))
 }
@@ -89,9 +90,9 @@ fn handled() -> impl Iterator<Item = (i32, Action)> {
     (1..=64).filter(|signal| !FAULTS.contains(signal)).filter_map(of).filter(handled)
 }
 
-/// While it lives no signal is handled, but for faults and libc's own: between the sleeps of one wait with a
-/// mask of its own, where the application's mask must not hold; or before a sleep that a signal is
-/// to end.
+/// While this value lives, the thread handles no signal except faults and libc's own signals. Used
+/// between the sleeps of one call with a signal mask argument, where the program's own mask must
+/// not apply, and before a sleep that a signal must end.
 pub struct Held(u64);
 
 impl Held {
@@ -101,7 +102,7 @@ impl Held {
         set_mask(&!never, &mut old);
         Held(old)
     }
-    /// What was blocked before, for a sleep.
+    /// The former mask, to be used during a sleep.
     pub fn before(&self) -> u64 {
         self.0
     }

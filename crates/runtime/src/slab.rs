@@ -1,21 +1,20 @@
-//! Fixed-size objects out of one lazily touched mapping: no allocator, no lock,
-//! addresses stay valid for the life of the process.
+//! Objects of one size in one mapping, whose pages are used only when needed: no allocator, no
+//! lock, and addresses that stay valid for the life of the process.
 //!
-//! The mapping is address space at first, and becomes memory piece by piece: where the
-//! kernel promises no more than it has (`vm.overcommit_memory=2`), writable memory
-//! counts in full, touched or not.
+//! At first the mapping is only address space. It becomes writable piece by piece, because with
+//! `vm.overcommit_memory=2` the kernel counts all writable memory, touched or not.
 
 use crate::{process, room};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Bytes of a slab that become memory at once, at first; later as many as there are.
+/// Bytes that the first step makes writable. Each later step doubles the memory.
 const PIECE: usize = 64 << 10;
-/// A slab takes this part of a limited address space at most.
+/// A slab takes at most this part of a limited address space.
 const SHARE: u64 = 128;
 
-/// An object that can lie on the free list.
+/// An object that can be on the free list.
 ///
 /// # Safety
 /// All-zero bytes must be a valid value, and `link` must always return the same
@@ -24,28 +23,30 @@ pub unsafe trait Slot: Sync {
     fn link(&self) -> &AtomicU32;
 }
 
-/// At most `MOST` objects. A static: what it hands out lives as long as it does.
+/// At most `MOST` objects. The slab is a static, so its objects live as long as the process.
 ///
-/// The first `NEAR` lie in it: a process that needs no more has no mapping for them, which a fork would copy.
-// (Lines of its own: what lies beside it is read all the time.)
+/// The first `NEAR` objects are in the slab itself. A process that needs no more has no mapping
+/// for them, which a fork would copy.
+// Aligned to cache lines, because other threads read neighbouring data all the time.
 #[repr(align(64))]
 pub struct Slab<T: Slot, const MOST: u32, const NEAR: usize = 0> {
-    /// Where the object behind those in `near` lies.
+    /// Address of the first object behind those in `near`.
     base: AtomicPtr<T>,
-    /// Objects fewer than `MOST` that fit under a limit to the address space. (So all is zero at first.)
+    /// Number of objects below `MOST` that do not fit under a limit of the address space. (Stored
+    /// as a difference, so that the slab begins as zeros.)
     fewer: AtomicU32,
     fresh: AtomicU32,
-    /// Behind those in `near`: objects below this have memory that may be touched.
+    /// Objects below this index may be touched: their memory is writable. (Those in `near` always
+    /// are.)
     usable: AtomicU32,
-    /// Low half: index + 1 of the first free object; high half: a counter that
-    /// defeats ABA.
+    /// Low half: index + 1 of the first free object. High half: a counter against the ABA problem.
     free: AtomicU64,
-    /// The thread that changes how long the mapping is; see [`Slab::alone`].
+    /// The thread that changes the mapping; see [`Slab::alone`].
     changes: AtomicU64,
     near: [UnsafeCell<MaybeUninit<T>>; NEAR],
 }
 
-// SAFETY: objects are `Sync`, and reached by shared references only.
+// SAFETY: objects are `Sync`, and only shared references to them are handed out.
 unsafe impl<T: Slot, const MOST: u32, const NEAR: usize> Sync for Slab<T, MOST, NEAR> {}
 
 impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Default for Slab<T, MOST, NEAR> {
@@ -76,24 +77,25 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
         let len = self.bytes(capacity);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let new = fsocket_sys::mmap(len, libc::PROT_NONE, flags, -1, 0).ok()? as *mut T;
-        // Before anybody can see a mapping: never more than the one that is seen holds.
+        // Stored before the mapping is published, so that no thread uses more than the published
+        // mapping holds.
         self.fewer.fetch_max(MOST - capacity, Ordering::Relaxed);
         match self.base.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(new),
             Err(other) => {
-                // SAFETY: nobody has seen our mapping.
+                // SAFETY: this mapping was not published, so no other thread uses it.
                 let _ = unsafe { fsocket_sys::munmap(new as *mut u8, len) };
                 Some(other)
             }
         }
     }
 
-    /// How many objects there shall be. What a program that limits its address space leaves
-    /// itself is for the program: we take a small part of it, so that there is as much for
-    /// the next of our tables, too. A call that adds to one of them must not fail.
+    /// The number of objects that the address space allows. A slab takes a small part of a limited
+    /// address space, so that other tables get as much and the program gets the rest: a call that
+    /// adds an object must not fail.
     fn affordable(&self) -> u32 {
         let capacity = self.capacity();
-        // A filter of system calls may forbid to ask.
+        // A seccomp filter may forbid the system call.
         let limit = match crate::sealed::filtered() {
             true => libc::RLIM64_INFINITY,
             false if room::is_locked() => 0,
@@ -107,7 +109,7 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
         MOST - self.fewer.load(Ordering::Relaxed)
     }
 
-    /// Where object `i` lies, if it is in use or was.
+    /// Address of object `i`, which is in use or was once.
     #[inline]
     fn at(&self, base: *mut T, i: u32) -> *mut T {
         match self.near.get(i as usize) {
@@ -120,27 +122,28 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
         objects as usize * core::mem::size_of::<T>()
     }
 
-    /// Makes memory of more of the mapping, at least of object `i`; false: there is none.
+    /// Makes more of the mapping writable, at least up to object `i`. False: there is no memory.
     #[cold]
     fn grow(&self, i: u32) -> bool {
         let Some(base) = self.base() else { return false };
         let least = (PIECE / core::mem::size_of::<T>()) as u32 + 1;
-        // Another thread may make it meanwhile, for many.
+        // Another thread may have made enough memory writable meanwhile.
         let is_there = || i < self.usable.load(Ordering::Acquire);
         self.alone(is_there, || {
             let wanted = i.saturating_mul(2).max(i + least).min(self.capacity());
             let writable = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: the mapping is ours, and this long: it is not cut meanwhile. What was writable stays so.
+            // SAFETY: the range is in this slab's mapping, which no thread cuts meanwhile
+            // (`alone`). Writable memory stays writable.
             let done = unsafe { fsocket_sys::mprotect(base as *mut u8, self.bytes(wanted - NEAR as u32), writable) };
             if done.is_ok() {
-                // Release: whoever sees the number may touch the memory.
+                // Release: a thread that sees the number may touch the memory.
                 self.usable.fetch_max(wanted, Ordering::Release);
             }
             done.is_ok() && i < wanted
         })
     }
 
-    /// Gives back the address space that no object has needed yet: there will be no more than now.
+    /// Unmaps address space that no object has used. Afterwards the slab cannot grow.
     pub fn trim(&self) {
         self.alone(
             || false,
@@ -153,16 +156,19 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
                     return false;
                 }
                 self.fewer.store(MOST - usable, Ordering::Release);
-                // SAFETY: behind all objects that there will be; `grow` does not run meanwhile.
+                // SAFETY: the range is behind all objects that can exist from now on, and `grow`
+                // does not run meanwhile (`alone`).
                 unsafe { fsocket_sys::munmap((base as *mut u8).add(from), to - from) }.is_ok()
             },
         );
     }
 
-    /// `f`, by no other thread at the same time, or true as soon as there is `enough`. False also if another thread does
-    /// not come to its end: a signal handler has come on top of it, or it was not copied by a fork.
+    /// Runs `f` in one thread at a time, or returns true as soon as there is `enough`. False also
+    /// if another thread does not finish: a signal handler has interrupted it, or a fork did not
+    /// copy it.
     fn alone(&self, enough: impl Fn() -> bool, f: impl FnOnce() -> bool) -> bool {
-        /// Looks before a thread sleeps between them: with many threads on a CPU the one that is at it waits for its turn.
+        /// Attempts before a thread sleeps. With many threads on a CPU, the active thread has to
+        /// wait for its turn.
         const AWAKE: u32 = 100;
         const TRIES: u32 = AWAKE + 300;
         const PAUSE_NS: u64 = 100_000;
@@ -185,23 +191,23 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
         false
     }
 
-    /// Makes sure that the next object needs no memory; false: there is none.
+    /// Makes sure that the next `alloc` needs no memory. False: there is none.
     pub fn reserve(&self) -> bool {
         let i = self.fresh.load(Ordering::Relaxed);
         self.free.load(Ordering::Relaxed) as u32 != 0 || self.is_usable(i)
     }
 
-    /// Is there memory for object `i`, now at least?
+    /// Is the memory of object `i` writable? Grows the slab if necessary.
     fn is_usable(&self, i: u32) -> bool {
         (i as usize) < NEAR || i < self.usable.load(Ordering::Acquire) || i < self.capacity() && self.grow(i)
     }
 
-    /// Are as many in use, or were, as there can be?
+    /// Has every object been used at least once?
     pub fn is_full(&self) -> bool {
         self.fresh.load(Ordering::Relaxed) >= self.capacity()
     }
 
-    /// A free object and its index; its content is whatever was left there.
+    /// Takes a free object. Its content is what its last user left there.
     pub fn alloc(&self) -> Option<(u32, &'static T)> {
         loop {
             let f = self.free.load(Ordering::Acquire);
@@ -209,7 +215,7 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
             if i == 0 {
                 break;
             }
-            // SAFETY: indices on the free list are below `fresh`.
+            // SAFETY: indices on the free list are below `fresh`, so the object exists.
             let t = unsafe { &*self.at(self.base.load(Ordering::Acquire), i - 1) };
             let next = t.link().load(Ordering::Relaxed) as u64;
             let new = ((f >> 32).wrapping_add(1) << 32) | next;
@@ -223,7 +229,7 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
                 return None;
             }
             match self.fresh.compare_exchange_weak(i, i + 1, Ordering::Release, Ordering::Relaxed) {
-                // SAFETY: `i` is usable; zero bytes are a valid T.
+                // SAFETY: object `i` is writable, and its zero bytes are a valid T.
                 Ok(_) => return Some((i, unsafe { &*self.at(self.base.load(Ordering::Acquire), i) })),
                 Err(now) => i = now,
             }
@@ -236,7 +242,7 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
             let f = self.free.load(Ordering::Relaxed);
             t.link().store(f as u32, Ordering::Relaxed);
             let new = ((f >> 32).wrapping_add(1) << 32) | (i as u64 + 1);
-            // Release: the link, and what the last user wrote.
+            // Release: publishes the link and the stores of the last user.
             if self.free.compare_exchange(f, new, Ordering::Release, Ordering::Relaxed).is_ok() {
                 return;
             }
@@ -248,14 +254,14 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
         if i >= self.fresh.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: below `fresh`, so usable and initialized.
+        // SAFETY: an index below `fresh` is writable, and zero bytes are a valid T.
         Some(unsafe { &*self.at(self.base.load(Ordering::Acquire), i) })
     }
 
     /// Index of an object of this slab.
     #[inline]
     pub fn index(&self, t: &T) -> u32 {
-        // Address differences; both lie in the table, or in the mapping.
+        // Computed from addresses: the object is in `near`, or in the mapping.
         let beyond = |from: usize| (core::ptr::from_ref(t) as usize).wrapping_sub(from) / core::mem::size_of::<T>();
         match beyond(self.near.as_ptr() as usize) {
             i if i < NEAR => i as u32,
@@ -281,7 +287,7 @@ mod tests {
         link: AtomicU32,
         own: AtomicU32,
     }
-    // SAFETY: zero is valid; `link` is the slab's.
+    // SAFETY: zero is a valid value, and only the slab uses `link`.
     unsafe impl Slot for Thing {
         fn link(&self) -> &AtomicU32 {
             &self.link
@@ -300,7 +306,7 @@ mod tests {
             assert_eq!(slab.get(i).unwrap().own.load(Ordering::Relaxed), i + 1, "no two in one place");
         }
         assert!(slab.get(20).is_none());
-        // The last that was freed is the next.
+        // The object that was freed last comes first.
         [1, 19, 0].into_iter().for_each(|i| slab.free(i));
         let again = [(); 3].map(|()| slab.alloc().unwrap()).map(|(i, t)| (i, t.own.load(Ordering::Relaxed)));
         assert_eq!(again, [(0, 1), (19, 20), (1, 2)]);
@@ -326,7 +332,7 @@ mod tests {
         let base = SLAB.base.load(Ordering::Relaxed) as usize;
         let behind = (base + SLAB.bytes(end)).next_multiple_of(4096);
         let mut core = 0u8;
-        // SAFETY: asked about an address.
+        // SAFETY: the call only asks about an address; the kernel writes one byte to `core`.
         let there = unsafe { libc::mincore(behind as *mut libc::c_void, 1, &mut core) };
         assert!(there != 0 || behind < base, "mapped behind the end");
     }

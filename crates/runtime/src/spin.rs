@@ -1,73 +1,76 @@
-//! When to spin before sleeping: a short, measured time, and only while it
-//! pays.
+//! Decides whether a thread spins before it sleeps: only for a short, measured time, and only
+//! while that pays. The data path asks here when it has found no data, before it sleeps
+//! (`crates/wait`).
 //!
-//! A spin costs nobody anything while this CPU has nothing else to do, and everybody something
-//! when it has. So there are three kinds:
+//! A spin is free while this CPU has nothing else to do, and costs other threads time when it has.
+//! So there are three kinds:
 //!
-//! - A peer that answered within [`NEAR_US`] the last time is waited for at once and long: a
-//!   sleep would cost more than all else.
-//! - Any other is waited for [`FIRST_US`], which is less than the price of a sleep.
-//! - Then long, if this CPU was not contended lately ([`contended`]). That begins with a yield: if
-//!   another thread is runnable here it gets the CPU, and the spin is over.
+//! If the peer answered within [`NEAR_US`] the last time, the thread spins at once and long,
+//! because a sleep would cost more than the answer takes.
+//! Otherwise the first spin lasts [`FIRST_US`], which is less than the cost of a sleep.
+//! Then comes a long spin, if this CPU was not contended recently ([`contended`]). It begins with
+//! a yield: if another thread is runnable here, that thread gets the CPU, and the spin ends.
 //!
-//! Each kind pauses for more and more waits when it misses, and is tried again when the *notification*
-//! of two waits in a row would have come in time. How long the wake-up behind it took says
-//! nothing about that.
+//! A kind of spin that misses is skipped for some waits, more each time. It is tried again when
+//! two waits in a row would have been short enough, measured until the *notification*. The time of
+//! the wake-up itself does not count.
 
 use crate::{process, stats};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu};
 
-/// Longest spin, microseconds. A sleep and wake-up costs about as much.
+/// The longest spin in microseconds. A sleep and a wake-up cost about as much.
 const BUDGET_US: u64 = 50;
-/// The first one, where it is not known that the CPU is free.
+/// Length of the first spin in microseconds, while it is unknown whether the CPU is free.
 const FIRST_US: u64 = 2;
-/// A peer that answers so fast is at work on another CPU. (Answers of 16 KiB take 5 us. With 4 instead of 8 they
-/// came to sleeping on a CPU that others want, 55 us a round trip in place of 19.)
+/// A peer that answers within this time in microseconds runs on another CPU. (Answers of 16 KiB
+/// take 5 us. With a limit of 4, such peers began to sleep on a contended CPU: 55 us a round trip
+/// instead of 19.)
 const NEAR_US: u64 = 8;
-/// And so fast where it has to be woken first. Two that both wait for the other to wake up, on CPUs that
-/// others want, would never come back to [`NEAR_US`].
+/// The same limit if the thread had slept. Without it, two threads that wake each other on
+/// contended CPUs would never get back to answers within [`NEAR_US`].
 const WOKEN_US: u64 = 8;
-/// Between two yields, microseconds.
+/// Time between two yields, in microseconds.
 const YIELD_US: u64 = 5;
-/// A yield that took longer gave the CPU to another thread.
+/// If a yield took longer than this, in microseconds, another thread had the CPU.
 const SWITCH_US: u64 = 3;
-/// So long a CPU counts as contended after that, microseconds.
+/// After such a yield, the CPU counts as contended for this time, in microseconds.
 const CONTENDED_US: u64 = 1000;
-/// After a spin that missed, that many waits (doubling) do without.
+/// The most waits that skip a spin after it has missed. The number doubles with each miss.
 const MAX_SKIP: u32 = 255;
 
-/// A yield that took so long, microseconds, was not to a peer: another program wants the CPU, and
-/// keeps it for its slice. A thread that sleeps gets the CPU when it is woken; one that yields waits.
+/// If a yield took longer than this, in microseconds, another program uses the CPU for its full
+/// time slice. A thread that sleeps gets the CPU when it is woken; one that yields has to wait for
+/// the slice.
 const LOST_US: u64 = 100;
-/// For that many times what was lost nobody in this process yields, and nobody spins for a peer
-/// that may need this very CPU. So that yields cost a sixteenth at most.
+/// For this multiple of the lost time, no thread of the process yields, or spins for a peer that
+/// may need this CPU. So yields cost at most a sixteenth of the time.
 const REST: u64 = 16;
-/// Longest such time, microseconds.
+/// The longest such pause, in microseconds.
 const MAX_REST_US: u64 = 1_000_000;
 
-/// By CPU, modulo: when a yield last gave it to another thread, ticks. A process's own
-/// experience, so nobody else can keep it from spinning.
+/// For each CPU (modulo 64): when a yield of this process last gave the CPU to another thread, in
+/// ticks. It is not shared, so another process cannot keep this one from spinning.
 static CONTENDED: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 fn contended_at() -> &'static AtomicU64 {
     &CONTENDED[cpu::current() as usize % 64]
 }
 
-/// Was another thread waiting for this CPU a moment ago?
+/// Was another thread waiting for this CPU recently?
 pub fn contended(now: u64) -> bool {
     now.wrapping_sub(contended_at().load(Ordering::Relaxed)) < CONTENDED_US * cpu::ticks_per_us()
 }
 
-/// Until then, ticks.
+/// End of the pause after a long yield, in ticks.
 static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// When yields may be tried again: `now`, or later. Ticks.
+/// When yields may be tried again, in ticks: `now`, or later.
 #[inline]
 fn rest_until(now: u64) -> u64 {
     let until = REST_UNTIL.load(Ordering::Relaxed);
-    // A clock that was set back must not keep us for ever.
+    // A clock that was set back must not prevent spins for ever.
     if until.wrapping_sub(now) <= MAX_REST_US * cpu::ticks_per_us() {
         until
     } else {
@@ -75,7 +78,7 @@ fn rest_until(now: u64) -> u64 {
     }
 }
 
-/// Yields the CPU. Returns the ticks afterwards.
+/// Yields the CPU. Returns the time afterwards, in ticks.
 #[inline]
 fn yield_at(now: u64) -> u64 {
     sys::sched_yield();
@@ -90,7 +93,7 @@ fn yield_at(now: u64) -> u64 {
     after
 }
 
-/// Whether one kind of spin pays. Zero is valid.
+/// Records whether one kind of spin pays. All bytes zero is a valid value.
 #[derive(Default)]
 struct Pays {
     skip: AtomicU32,
@@ -105,7 +108,7 @@ impl Pays {
     fn reset(&self) {
         [&self.skip, &self.penalty, &self.worth].into_iter().for_each(|a| a.store(0, Ordering::Relaxed));
     }
-    /// Is it this wait's turn?
+    /// May this wait spin?
     fn turn(&self) -> bool {
         let skip = self.skip.load(Ordering::Relaxed);
         if skip != 0 {
@@ -124,7 +127,8 @@ impl Pays {
         self.skip.store(p, Ordering::Relaxed);
         self.worth.store(0, Ordering::Relaxed);
     }
-    /// A wait that slept would have been worth it, or not. Two in a row, and it is tried again.
+    /// Records whether a spin would have paid in a wait that slept. After two in a row the spin is
+    /// tried again.
     fn would_have(&self, paid: bool) {
         if !paid {
             self.worth.store(0, Ordering::Relaxed);
@@ -134,12 +138,12 @@ impl Pays {
     }
 }
 
-/// What is remembered of the last waits of one kind. Zero is valid.
+/// What a thread remembers of its last waits of one kind. All bytes zero is a valid value.
 #[derive(Default)]
 pub struct Memory {
     /// The last wait was over within [`NEAR_US`].
     near: AtomicU32,
-    /// So many in a row were told of within [`WOKEN_US`].
+    /// Number of consecutive waits whose notification came within [`WOKEN_US`].
     woken: AtomicU32,
     first: Pays,
     long: Pays,
@@ -157,15 +161,15 @@ impl Memory {
         self.long.reset();
     }
 
-    /// Spin until `ready`, or give up. `peer_cpu`: where the peer runs (plus
-    /// one; 0 unknown): never spin for somebody who needs this very CPU.
+    /// Spins until `ready` returns true. False: the caller should sleep. `peer_cpu`: the peer's
+    /// CPU + 1; 0: unknown. The thread does not spin if the peer needs this very CPU.
     #[inline]
     pub fn spin(&self, peer_cpu: u32, ready: impl FnMut() -> bool) -> bool {
         self.spin_noting(peer_cpu, ready, || {})
     }
 
-    /// As [`Memory::spin`]; `note` is called when the wait turns out to be a longer one:
-    /// each time before the CPU is given up, and when it is over in vain.
+    /// Like [`Memory::spin`]. Calls `note` when the wait turns out to be longer: before each
+    /// yield, and when the spin has missed.
     #[inline]
     pub fn spin_noting(&self, peer_cpu: u32, mut ready: impl FnMut() -> bool, mut note: impl FnMut()) -> bool {
         let hit = self.spin_for(peer_cpu, &mut ready, &mut note);
@@ -198,19 +202,19 @@ impl Memory {
         }
         let rested = rest_until(start);
         if peer_cpu == 0 && rested != start {
-            // It may need this very CPU, and would not get it from us.
+            // The peer may need this very CPU, and would not get it during the spin.
             return false;
         }
         if !near && (rested != start || contended(start)) {
             return false;
         }
         let end = start + BUDGET_US * us;
-        // When the clock was last looked at: not at each hit, which is on the way of every message.
+        // The clock is not read for each look.
         let mut now = start;
         let mut next_yield = if near { rested.max(start + YIELD_US * us) } else { start };
         while now < end {
             if now >= next_yield {
-                // Somebody else may need this CPU, perhaps the very peer.
+                // Another thread may need this CPU, perhaps even the peer.
                 note();
                 let before = cpu::ticks();
                 now = yield_at(before);
@@ -245,8 +249,8 @@ impl Memory {
         true
     }
 
-    /// A sleep is over that began at `since`; `told`: when the peer said that it may be, 0: that
-    /// is not known. Ticks.
+    /// Called after a sleep that began at `since`. `notified_at`: when the peer rang; 0: unknown.
+    /// All times in ticks.
     pub fn slept(&self, since: u64, notified_at: u64) {
         let within = |us| notified_at != 0 && notified_at.wrapping_sub(since) <= us * cpu::ticks_per_us();
         if !within(WOKEN_US) {
@@ -259,7 +263,7 @@ impl Memory {
     }
 }
 
-/// Some looks, between two at the clock.
+/// Looks several times, because reading the clock costs more than a look.
 #[inline]
 fn looks(ready: &mut impl FnMut() -> bool) -> bool {
     for _ in 0..8 {

@@ -1,4 +1,6 @@
-//! Counters: in the arena once there is one, in a private page before, of which the monitor is told.
+//! Counters of this process. If the process has an arena, the counters are there, where the
+//! monitor reads them. Before that they are in a private page, and the process sends their values
+//! to the monitor.
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason, Stats, COUNTERS};
@@ -11,7 +13,7 @@ use zerocopy::IntoBytes;
 static PRIVATE: Page = Page(core::cell::UnsafeCell::new([0; size_of::<Stats>() / 8]));
 #[repr(C, align(64))]
 struct Page(core::cell::UnsafeCell<[u64; size_of::<Stats>() / 8]>);
-// SAFETY: reached only as `Stats`, whose fields are atomics.
+// SAFETY: the page is used only as `Stats`, whose fields are atomics.
 unsafe impl Sync for Page {}
 
 #[link_section = ".data.fsocket_start"]
@@ -21,7 +23,8 @@ static NOW: AtomicPtr<Stats> = AtomicPtr::new(core::ptr::null_mut());
 fn stats() -> &'static Stats {
     let p = NOW.load(Ordering::Relaxed);
     let p = if p.is_null() { PRIVATE.0.get() as *mut Stats } else { p };
-    // SAFETY: either the static page or the arena's, both mapped for ever.
+    // SAFETY: the pointer is to the static page or to the arena's; both stay mapped for the life
+    // of the process.
     unsafe { &*p }
 }
 
@@ -35,18 +38,18 @@ pub fn add(c: Counter, n: u64) {
     stats().counter[c as usize].fetch_add(n, Ordering::Relaxed);
 }
 
-/// Something that could have been ours is the kernel's.
+/// Counts a socket or call that could have used shared memory but uses the kernel.
 pub fn fall_back(why: Reason) {
     stats().counter[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Use the arena's page from now on and take along what was counted so far.
+/// Moves the counts to the arena's page, and counts there from now on.
 ///
 /// # Safety
 /// `to` stays mapped for the life of the process.
 pub unsafe fn attach(to: *const Stats) {
     let old = stats();
-    // SAFETY: the counters lie in an arena that stays mapped for the life of the process.
+    // SAFETY: the page is in an arena, which stays mapped for the life of the process.
     let new = unsafe { &*to };
     for (a, b) in old.counter.iter().zip(&new.counter) {
         b.fetch_add(a.swap(0, Ordering::Relaxed), Ordering::Relaxed);
@@ -57,30 +60,31 @@ pub unsafe fn attach(to: *const Stats) {
     NOW.store(to as *mut Stats, Ordering::Release);
 }
 
-/// Name of the program, NUL padded.
+/// The name of the program, padded with NULs.
 pub fn name() -> [u8; 16] {
     let mut name = [0u8; 16];
     let args = [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: PR_GET_NAME fills 16 bytes.
+    // SAFETY: PR_GET_NAME writes 16 bytes, for which `name` has room.
     let _ = unsafe { fsocket_sys::raw(libc::SYS_prctl, args) };
     name
 }
 
-/// What the monitor was told, by counter.
+/// For each counter: the sum that was sent to the monitor.
 static TOLD: [AtomicU64; COUNTERS.len()] = [const { AtomicU64::new(0) }; COUNTERS.len()];
-/// Was it ever told of any?
+/// Has this process sent counts to the monitor?
 #[link_section = ".data.fsocket_start"]
 static HAS_TOLD: AtomicBool = AtomicBool::new(false);
-/// Connections of this process that are the kernel's.
+/// Number of kernel connections of this process.
 #[link_section = ".data.fsocket_start"]
 static OF_KERNEL: AtomicU64 = AtomicU64::new(0);
 
-/// A process with so many has an arena.
+/// A process makes an arena when it has this many kernel connections.
 const MANY: u64 = 8;
 
-/// A connection is the kernel's: counted by `c`. A process with few of them, and of no other kind, makes no arena, which would
-/// be a memory file, a mapping, and forks that cost more: it says at each what it has counted, and at its end. One with many
-/// counts where the monitor looks. `monitor`: the control socket. `arena`: makes one; false: there is none.
+/// Counts a kernel connection by `c`. A process with few kernel connections and no others makes no
+/// arena, which would cost a memory file, a mapping, and slower forks. Instead it sends its counts
+/// with each connection, and at its end. With more connections it makes an arena. `monitor`: the
+/// control socket. `arena`: makes an arena; false: it cannot.
 #[inline]
 pub fn kernel_connection(c: Counter, monitor: Option<i32>, arena: impl FnOnce() -> bool) {
     count(c);
@@ -91,12 +95,12 @@ pub fn kernel_connection(c: Counter, monitor: Option<i32>, arena: impl FnOnce() 
     }
 }
 
-/// All that this process has counted, by index of the counter.
+/// All that the process has counted under this index.
 pub fn total(counter: usize) -> u64 {
     stats().counter[counter].load(Ordering::Relaxed) + TOLD[counter].load(Ordering::Relaxed)
 }
 
-/// The program ends.
+/// Sends the last counts, because the program ends.
 pub fn at_exit(monitor: Option<i32>) {
     if let Some(monitor) = monitor.filter(|_| is_private()) {
         tell(monitor);
@@ -107,7 +111,7 @@ fn is_private() -> bool {
     NOW.load(Ordering::Relaxed).is_null()
 }
 
-/// Tells the monitor what was counted since it was told last.
+/// Sends the monitor the counts since the last message.
 #[cold]
 fn tell(monitor: i32) {
     let counters = &stats().counter;
@@ -124,7 +128,7 @@ fn tell(monitor: i32) {
             *count = Some(Counted { counter: *counter, n: *n });
         }
         let m = Msg::from(request::Counts { counts });
-        // Nobody waits for that: what is not sent now is sent with the next.
+        // Non-blocking. Counts that cannot be sent now are added to the next message.
         if sys::send_with_fd(monitor, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
             for (counter, value) in &pairs[..n] {
                 counters[*counter].fetch_add(*value, Ordering::Relaxed);
@@ -138,14 +142,14 @@ fn tell(monitor: i32) {
     }
 }
 
-/// In a forked child: the parent's page is not ours.
+/// In a forked child: the arena's page belongs to the parent.
 pub fn detach() {
     let had_arena = !NOW.swap(core::ptr::null_mut(), Ordering::AcqRel).is_null();
     OF_KERNEL.store(0, Ordering::Relaxed);
     if had_arena && !HAS_TOLD.load(Ordering::Relaxed) {
-        return; // (What was private before is in the arena since; not even read: a page less to map.)
+        return; // The private page is empty since the arena was made. Not reading it avoids a page fault.
     }
-    // (Not written: a page less to copy.)
+    // Zero counters are not written, which avoids a copy of their page.
     let told = if HAS_TOLD.load(Ordering::Relaxed) { &TOLD[..] } else { &[] };
     for c in stats().counter.iter().chain(told).filter(|c| c.load(Ordering::Relaxed) != 0) {
         c.store(0, Ordering::Relaxed);

@@ -1,9 +1,10 @@
-//! How the program that replaces this one is known: the control socket that is left to it has a name.
+//! How the monitor recognizes the program that replaces this one at `exec`: by a named control
+//! socket that stays open (ADR 9).
 
 use fsocket_sys as sys;
 
-/// The name that a successor's control socket has: it is the one that FASTSOCKET_SUCCESSOR
-/// speaks of, not another one under its number.
+/// The socket name of a successor's control socket. From it the next program knows that
+/// FASTSOCKET_SUCCESSOR means this socket, and not another one with the same number.
 fn name_of(nonce: u64) -> [u8; 28] {
     let mut b = [0u8; 28];
     b[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
@@ -12,19 +13,20 @@ fn name_of(nonce: u64) -> [u8; 28] {
     b
 }
 
-/// Give a control socket the name of a successor.
+/// Gives a control socket the name of a successor.
 pub fn mark(fd: i32, nonce: u64) -> bool {
     sys::bind(fd, &name_of(nonce)).is_ok()
 }
 
-/// SO_COOKIE: the kernel's number of a socket, unique as long as it runs.
+/// SO_COOKIE: the kernel's number of a socket, unique while the system runs.
 pub fn cookie(fd: i32) -> Option<u64> {
     let mut b = [0u8; 8];
     sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut b).ok()?;
     Some(u64::from_ne_bytes(b))
 }
 
-/// Was the socket pair made by root, or by this process's user? A program makes it right before `exec`.
+/// Did root or this process's user make the socket pair? (A program makes the pair right before
+/// `exec`.)
 fn is_from_this_user(fd: i32) -> bool {
     let mut cred = [0u8; 12];
     let of = |c: &[u8; 12]| u32::from_ne_bytes([c[4], c[5], c[6], c[7]]);
@@ -32,7 +34,7 @@ fn is_from_this_user(fd: i32) -> bool {
         && [0, sys::getuid(), sys::geteuid()].contains(&of(&cred))
 }
 
-/// The value of FASTSOCKET_SUCCESSOR: control socket and nonce, if it is still true.
+/// Parses FASTSOCKET_SUCCESSOR: control socket and nonce, if both are still valid.
 pub fn of(value: &[u8]) -> Option<(i32, u64)> {
     let text = core::str::from_utf8(value).ok()?;
     let (fd, nonce) = text.split_once(':')?;
@@ -46,11 +48,12 @@ pub fn of(value: &[u8]) -> Option<(i32, u64)> {
 mod tests {
     use super::*;
 
-    /// A pair made while this thread is another user.
+    /// A socket pair that is made while this thread is another user.
     fn made_by(uid: u32) -> [i32; 2] {
         let be = |uid: u32| {
             let args = [u32::MAX as usize, uid as usize, u32::MAX as usize, 0, 0, 0];
-            // SAFETY: numbers only; the kernel's call is for this thread.
+            // SAFETY: the call takes numbers only. As a raw system call it concerns only this
+            // thread.
             unsafe { sys::raw(libc::SYS_setresuid, args) }.expect("root")
         };
         be(uid);

@@ -1,5 +1,6 @@
-//! The right to send, or to receive, on a stream: [`fsocket_sync::token`] with
-//! this process's threads and system calls.
+//! The right to send, or to receive, on a stream: [`fsocket_sync::token`] with the threads and
+//! system calls of this process. Each send and receive enters here. Only the holder of the token
+//! uses the positions of the ring.
 
 mod shared;
 
@@ -30,7 +31,7 @@ impl Env for Linux {
     }
 }
 
-/// No thread of this process has ever entered: values of a recycled socket.
+/// Resets the token of a recycled socket: no thread of this process has entered it yet.
 pub fn reset(h: &Half) {
     token::reset(h);
 }

@@ -1,29 +1,30 @@
-//! Which users a user namespace has numbers for.
+//! Tells which users have a number in this user namespace. Users without a number look alike.
 
 use fsocket_sys as sys;
 
-/// How a user appears that the namespace has no number for (the default of /proc/sys/kernel/overflowuid).
+/// The number that stands for all users without one in the namespace (the default of
+/// /proc/sys/kernel/overflowuid).
 pub const OVERFLOW: u32 = 65534;
 
-/// Bytes of a map: 340 lines of three numbers.
+/// The largest map in bytes: 340 lines of three numbers.
 const SIZE: usize = 12 << 10;
 
-/// Does [`OVERFLOW`] stand for users without a number here, and for no user who has one? False where the map cannot be
-/// read.
+/// Is [`OVERFLOW`] here only the number of users without one, not also that of a real user? False
+/// if the map cannot be read.
 #[cold]
 pub fn overflow_is_nobody() -> bool {
     let mut text = [0u8; SIZE];
     let args = [libc::AT_FDCWD as usize, c"/proc/self/uid_map".as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-    // SAFETY: a C string.
+    // SAFETY: the path is a NUL-terminated string.
     let Ok(fd) = (unsafe { sys::raw(libc::SYS_openat, args) }) else { return false };
-    // SAFETY: a buffer of that size.
+    // SAFETY: `text` has room for SIZE bytes.
     let read = unsafe { sys::read(fd as i32, text.as_mut_ptr(), SIZE) };
     let _ = sys::close(fd as i32);
-    // (A map that fills the buffer may go on behind it.)
+    // A map that fills the buffer may continue.
     read.is_ok_and(|n| n < SIZE && !has(&text[..n], OVERFLOW))
 }
 
-/// Does the map give `user` a number? True if it is not understood.
+/// Does the map give `user` a number? True also if the map cannot be parsed.
 fn has(map: &[u8], user: u32) -> bool {
     let Ok(text) = core::str::from_utf8(map) else { return true };
     text.lines().any(|line| {

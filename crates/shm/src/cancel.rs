@@ -1,10 +1,10 @@
 //! Thread cancellation.
 //!
-//! glibc unwinds a cancelled thread out of its own system calls. Out of ours it
-//! must not: these frames hold tokens, wakers, references. `pthread_cancel` is hooked: it
-//! notes a request for the thread. The sleep ends as if a signal had interrupted it, and
-//! everything is given back. Then the hook, where nothing is left to clean up, calls
-//! `pthread_testcancel`. ADR 31. Under musl it is the same, but for the signal ([`crate::cancel_in_musl`]).
+//! glibc unwinds a cancelled thread out of its system call. It must not unwind frames of the
+//! library, which hold tokens, wakers and references. So the hook of `pthread_cancel` notes a
+//! request for the thread. The thread's sleep then ends as if a signal had interrupted it, and the
+//! thread releases everything. When nothing is left to clean up, the thread's hook calls
+//! `pthread_testcancel`. See ADR 31. In musl only the signal differs ([`crate::cancel_in_musl`]).
 
 use crate::cow::Sparing;
 use crate::process;
@@ -12,30 +12,30 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_runtime::musl;
 use fsocket_sys as sys;
 
-/// Requests that are noted at a time and have not been acted upon.
+/// Requests that can be pending at a time.
 const PENDING: usize = 64;
-/// glibc's signal for cancellation; its handler does nothing to a thread that is not
-/// cancelled asynchronously.
+/// glibc's signal for cancellation. Its handler does nothing unless the thread has asynchronous
+/// cancellation.
 const SIGCANCEL: i32 = 32;
 pub(crate) const SIGCANCEL_OF_MUSL: i32 = 33;
-/// How long a thread waits for libc to know of a request, in turns of [`TURN_NS`].
+/// A thread waits this many times [`TURN_NS`] for libc to accept or refuse a request.
 pub(crate) const TURNS: u32 = 10_000;
 pub(crate) const TURN_NS: u64 = 10_000;
 
 /// A thread that the program has cancelled.
 pub struct Request {
-    /// As `pthread_self` has it; 0: free, 1: being taken.
+    /// The value of `pthread_self`; 0: free, 1: being filled in.
     thread: AtomicU64,
-    /// The kernel's number: a thread that comes later can have the same handle.
+    /// The kernel's thread number, because a later thread can have the same handle.
     tid: AtomicU32,
     /// The thread has ended an operation because of the request.
     seen: AtomicBool,
-    /// libc does not know of it yet, and may refuse it.
+    /// `pthread_cancel` of libc was not called yet, and may still refuse the request.
     announced: AtomicBool,
 }
 
 impl Request {
-    /// libc has been told: `accepted`, or not.
+    /// libc has accepted or refused the request.
     pub fn decided(&self, accepted: bool) {
         if !accepted {
             done(self);
@@ -43,7 +43,7 @@ impl Request {
         self.announced.store(false, Ordering::Release);
     }
 
-    /// Before `pthread_testcancel`, which asks libc.
+    /// Waits for libc's decision, before the caller runs `pthread_testcancel`.
     fn await_decision(&self) {
         for _ in 0..TURNS {
             if !self.announced.load(Ordering::Acquire) {
@@ -62,7 +62,7 @@ static REQUESTS: [Request; PENDING] = [const {
         announced: AtomicBool::new(false),
     }
 }; PENDING];
-/// How many of them there are.
+/// Number of pending requests.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 extern "C" {
     fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
@@ -71,32 +71,33 @@ extern "C" {
 const ENABLE: libc::c_int = 0;
 const DISABLE: libc::c_int = 1;
 
-/// Does this program cancel threads? Until it does, nobody pays.
+/// Does this program cancel threads? Programs that do not cancel threads skip all checks.
 #[inline(always)]
 pub fn careful() -> bool {
     process::unusual() & process::CANCELS != 0
 }
 
-/// The program cancels threads from now on.
+/// Records that the program cancels threads.
 pub fn be_careful() {
     process::cancels();
 }
 
-/// The kernel's number of a thread that is alive; 0: not known.
+/// The kernel's number of a live thread; 0: unknown.
 ///
 /// # Safety
 /// `thread` is a thread's handle.
 pub unsafe fn tid_of(thread: libc::pthread_t) -> u32 {
     let mut clock = 0;
-    // SAFETY: `thread` is the handle of a thread that has not been joined.
+    // SAFETY: `thread` is the handle of a thread that has not been joined (see `Safety`), so it is
+    // valid.
     match unsafe { pthread_getcpuclockid(thread, &mut clock) } {
-        // The number is in the upper bits, inverted (posix-timers_types.h).
+        // The kernel's number is in the upper bits, inverted (posix-timers_types.h).
         0 => !(clock >> 3) as u32,
         _ => 0,
     }
 }
 
-/// Forget threads that have ended otherwise.
+/// Removes requests of threads that have ended for other reasons.
 fn purge() {
     for r in REQUESTS.iter().filter(|r| r.thread.load(Ordering::Relaxed) > 1) {
         if sys::tgkill(sys::getpid(), r.tid.load(Ordering::Relaxed) as i32, 0) == Err(sys::Errno::ESRCH) {
@@ -111,17 +112,12 @@ fn done(r: &Request) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-/// The calling thread, as `pthread_self` has it.
+/// The calling thread, as `pthread_self` returns it.
 #[inline]
 pub fn me() -> u64 {
-    // What `pthread_self` says in glibc and musl. (Not called: in a forked child its code is a page fault.)
+    // The same value as `pthread_self` in glibc and musl. This does not call `pthread_self`, whose
+    // code costs a page fault in a forked child.
     sys::cpu::thread_id()
-}
-#[cfg(not(target_arch = "x86_64"))]
-pub fn me() -> u64 {
-    // SAFETY: no argument.
-    unsafe { libc::pthread_self() as u64 }
 }
 
 /// The request for the calling thread.
@@ -139,10 +135,10 @@ fn mine() -> Option<&'static Request> {
     REQUESTS.iter().find(here)
 }
 
-/// Has the calling thread cancellation switched on? Its type is deferred here.
+/// Is cancellation enabled in the calling thread? (Its type is deferred here.)
 fn enabled() -> bool {
     let mut old = DISABLE;
-    // SAFETY: two calls that always succeed; the state is as before.
+    // SAFETY: both calls always succeed, and together they leave the cancellation state as it was.
     unsafe {
         pthread_setcancelstate(DISABLE, &mut old);
         if old == ENABLE {
@@ -152,8 +148,8 @@ fn enabled() -> bool {
     old == ENABLE
 }
 
-/// Before a sleep and after it: the thread is cancelled, and the operation is to end
-/// as if interrupted.
+/// Called before and after a sleep: is the thread cancelled? Then the operation must end as if
+/// interrupted.
 #[inline]
 pub fn hit() -> bool {
     if COUNT.load(Ordering::SeqCst) == 0 {
@@ -164,7 +160,7 @@ pub fn hit() -> bool {
     true
 }
 
-/// Has the operation that has just ended done so for that? The caller tests for
+/// Has the operation just ended because the thread is cancelled? Then the caller must test for
 /// cancellation.
 pub fn was_hit() -> bool {
     let Some(r) = mine().filter(|r| r.seen.load(Ordering::Relaxed)) else { return false };
@@ -173,7 +169,7 @@ pub fn was_hit() -> bool {
     true
 }
 
-/// At a cancellation point: is there something to act upon?
+/// Called at a cancellation point: is there a request to act upon?
 pub fn due() -> bool {
     let Some(r) = mine().filter(|_| enabled()) else { return false };
     r.await_decision();
@@ -181,9 +177,9 @@ pub fn due() -> bool {
     true
 }
 
-/// In a forked child: one thread is left, which glibc knows to be cancelled or not.
+/// Called in a forked child: only one thread is left, and glibc knows whether it is cancelled.
 pub fn become_child() {
-    // (Not even read: a page less to map.)
+    // Avoids reading the requests, because each page read costs a fault in the child.
     if !careful() {
         return;
     }
@@ -193,14 +189,14 @@ pub fn become_child() {
     COUNT.put(0);
 }
 
-/// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before: noted. None: there
-/// is no room.
+/// Notes the request after `pthread_cancel` has succeeded for another thread. The caller has read
+/// `tid_of` before that call. None: there is no room.
 pub fn note(thread: libc::pthread_t, tid: u32) -> Option<&'static Request> {
     noted(thread, tid, false)
 }
 
-/// `pthread_cancel` is about to be called for a thread: noted, until [`Request::decided`]. None: there is no room, or
-/// the thread has ended.
+/// Notes the request before the caller calls `pthread_cancel`; [`Request::decided`] must follow.
+/// None: there is no room, or the thread has ended.
 pub fn announce(thread: libc::pthread_t, tid: u32) -> Option<&'static Request> {
     (tid != 0).then(|| noted(thread, tid, true)).flatten()
 }
@@ -215,7 +211,7 @@ fn noted(thread: libc::pthread_t, tid: u32, announced: bool) -> Option<&'static 
     r.seen.store(false, Ordering::Relaxed);
     r.announced.store(announced, Ordering::Relaxed);
     COUNT.fetch_add(1, Ordering::SeqCst);
-    // SeqCst: before the look at the threads that sleep.
+    // SeqCst: this store comes before the search for sleeping threads.
     r.thread.store(thread, Ordering::SeqCst);
     Some(r)
 }
@@ -230,7 +226,7 @@ pub fn poke(tid: u32) {
 mod tests {
     #[test]
     fn a_thread_is_what_libc_calls_it() {
-        // SAFETY: no argument.
+        // SAFETY: the function takes no argument and cannot fail.
         assert_eq!(super::me(), unsafe { libc::pthread_self() } as u64);
     }
 }

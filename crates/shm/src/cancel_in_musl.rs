@@ -1,10 +1,11 @@
-//! The signal by which musl cancels a thread.
+//! The signal with which musl cancels a thread.
 //!
-//! musl's handler acts upon a thread that is in one of musl's own calls. Everywhere else it blocks the signal and sends
-//! it again, to be handled when a handler below it returns. A sleep of ours that begins after that could not be
-//! interrupted. So a handler of ours comes first: it drops a signal that has interrupted a sleep of ours, and leaves
-//! every other one to musl's. Nothing is lost: `pthread_cancel` notes the request in libc before it sends the signal, the
-//! sleep ends, and the hook asks libc.
+//! musl's handler cancels a thread only inside musl's own calls. Elsewhere it blocks the signal
+//! and sends it again, to be handled after the interrupted signal handler has returned. Until then
+//! the signal cannot interrupt a sleep of the library. So the library installs its own handler in
+//! front of musl's. This handler drops a signal that has interrupted a sleep of the library, and
+//! passes every other signal to musl's handler. No request is lost: `pthread_cancel` notes the
+//! request in libc before it sends the signal; the sleep ends, and the hook asks libc.
 
 use crate::asleep;
 use core::ffi::c_void;
@@ -19,8 +20,8 @@ type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;
 type Join = unsafe extern "C" fn(pthread_t, *mut *mut c_void) -> c_int;
 
-/// Puts our handler before musl's, once. musl sets its own when a thread is first cancelled, so that is a thread which
-/// has nothing to do. `cancel` is libc's `pthread_cancel`.
+/// Installs the library's handler in front of musl's, once. musl installs its own at the first
+/// cancellation, so this first cancels an idle helper thread. `cancel` is libc's `pthread_cancel`.
 pub fn take_over(cancel: impl FnOnce(pthread_t) -> c_int) {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     static READY: AtomicBool = AtomicBool::new(false);
@@ -28,7 +29,8 @@ pub fn take_over(cancel: impl FnOnce(pthread_t) -> c_int) {
         return;
     }
     if BEGUN.swap(true, Ordering::AcqRel) {
-        // Another thread does so; in a child that was forked meanwhile nobody does.
+        // Another thread is installing the handler. (In a child forked meanwhile, that thread does
+        // not exist.)
         for _ in 0..crate::cancel::TURNS {
             if READY.load(Ordering::Acquire) {
                 break;
@@ -55,14 +57,15 @@ extern "C" fn nothing(_: *mut c_void) -> *mut c_void {
 }
 
 fn cancel_helper(cancel: impl FnOnce(pthread_t) -> c_int) {
-    // SAFETY: NUL-terminated names.
+    // SAFETY: the names are NUL-terminated.
     let [create, join] =
         unsafe { [c"pthread_create", c"pthread_join"].map(|name| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr())) };
     if create.is_null() || join.is_null() {
         return;
     }
     let mut helper: pthread_t = 0;
-    // SAFETY: libc's functions of these names have these types. The thread is joined once, after its last use.
+    // SAFETY: libc's functions of these names have these types. The thread is joined once, after
+    // its last use.
     unsafe {
         let create = core::mem::transmute::<*mut c_void, Create>(create);
         let join = core::mem::transmute::<*mut c_void, Join>(join);
@@ -79,6 +82,7 @@ extern "C" fn interrupted(signal: c_int, info: *mut c_void, context: *mut c_void
     }
     type Handler = extern "C" fn(c_int, *mut c_void, *mut c_void);
     let libcs = LIBCS.load(Ordering::Acquire);
-    // SAFETY: the address of musl's handler, which was stored before this one was set; it takes three arguments.
+    // SAFETY: `libcs` is the address of musl's handler, which takes three arguments. It was stored
+    // before the library's handler was installed.
     unsafe { core::mem::transmute::<usize, Handler>(libcs)(signal, info, context) };
 }

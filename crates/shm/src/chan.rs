@@ -1,4 +1,4 @@
-//! Channels as this process has them mapped.
+//! Channels that this process has mapped.
 
 use crate::cow::Sparing;
 use crate::left::{self, Lefts};
@@ -31,15 +31,15 @@ mod waking;
 pub use client::Taken;
 pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_ENDED};
 pub use half::{halve_all, is_time_to_give_up, whole};
-pub use waking::{cut, wake, wake_side, wake_syn};
+pub use waking::{sleep_limit, wake, wake_side, wake_syn};
 
-/// Channels per process: bounded by what else they take, descriptors and memory. (Tables name one in 16 bits.)
+/// Channels per process, if memory allows. (Tables store an index in 16 bits.)
 pub const MAX: u32 = index::MAX;
 pub static CHANS: Slab<Chan, MAX, NEAR> = Slab::new();
-/// Of a server that forks: for its first clients.
+/// Channels in the slab itself: enough for the first clients of a forking server.
 const NEAR: usize = 2;
 
-/// The channel in which the connection `d` is.
+/// The channel of the connection `d`.
 #[inline]
 pub fn of(d: &Desc) -> Option<&'static Chan> {
     CHANS.get(d.conn().channel()?)
@@ -48,55 +48,55 @@ pub fn of(d: &Desc) -> Option<&'static Chan> {
 /// Ports of one lease.
 pub const PORT_BLOCK: usize = 64;
 
-/// One mapped channel. Zero is valid.
+/// One mapped channel. All bytes zero is a valid value.
 #[repr(C)]
 pub struct Chan {
-    /// Monitor's number; 0: not in use.
+    /// The number that the monitor gave the channel; 0: not in use.
     pub id: AtomicU32,
     base: AtomicPtr<u8>,
     segments: Segments<SEGMENTS>,
     pub side: AtomicU32,
-    /// Monitor's number of the listener.
+    /// The monitor's number of the listener.
     pub listener: AtomicU64,
-    /// The other side is gone, or this is the parent's: no new connections.
+    /// No new connections: the other side is gone, or the channel is the parent process's.
     pub retired: AtomicBool,
-    /// Its memory, for another monitor.
+    /// The descriptor of the memory, kept for the next monitor.
     pub kept: Kept,
-    /// It comes from a monitor that has died, and the one after it does not know both sides: no new
-    /// connections, and nobody says when the other side dies.
+    /// The channel is from a dead monitor, and the next one does not know both sides yet. It gets
+    /// no new connections, and no monitor reports the death of the other side.
     half: AtomicBool,
     link: AtomicU32,
-    /// What is held against the other side; see [`distrust`].
+    /// Violations by the other side; see [`distrust`].
     pub broken: AtomicU32,
     violations: AtomicU32,
     useless: AtomicU32,
     useless_since: AtomicU64,
-    /// Slot to descriptor index + 1.
+    /// For each slot: descriptor index + 1.
     pub desc_of: [AtomicU32; SLOTS],
-    /// Own waker to waiter number + 1.
+    /// For each waker of this process: waiter number + 1.
     waiter_of: [AtomicU8; waker::MAX],
-    /// By peer's waiter: the pipe by which its thread is woken.
+    /// For each waiter of the peer: the pipe through which this process wakes its thread.
     peer_pipe: [pipes::Place; WAITERS],
-    /// The key of the thread that the monitor wakes for us.
+    /// For each waiter of the peer: the key of the thread that the monitor was asked to wake.
     peer_rung: [AtomicU64; WAITERS],
     client: Lock<Client>,
-    /// Memory of rings of closed connections: see [`crate::left`].
+    /// Memory in rings of closed connections; see [`crate::left`].
     left: Lock<Lefts>,
     pub kept_memory: left::Kept,
-    /// See [`rest`]: connections opened at the last look, and since when there is none.
+    /// See [`rest`]: connections opened at the last look, and since when it is unused.
     opened: AtomicU32,
     rests_since: AtomicU64,
-    /// Of the listener's side: connections that have come, and workers that have left some behind.
+    /// On the listener's side: connections that arrived, and workers that left some behind.
     arrived: Source,
     left_behind: Source,
 }
 
-/// What the client side keeps: which slots it may use.
+/// State of the client side: the slots that it may use.
 #[derive(Clone, Copy)]
 pub struct Client {
     free: [u16; SLOTS],
     free_n: usize,
-    /// Slots closed by us, maybe not yet by the server; a FIFO.
+    /// Slots that this side has closed and the server may not have closed yet; a FIFO.
     closing: [u16; SLOTS],
     closing_at: usize,
     closing_n: usize,
@@ -106,23 +106,22 @@ pub struct Client {
     pub(super) busy: Busy,
 }
 
-// SAFETY: zero is valid for all fields; `link` is the slab's.
+// SAFETY: zero is a valid value of all fields, and only the slab uses `link`.
 unsafe impl Slot for Chan {
     fn link(&self) -> &AtomicU32 {
         &self.link
     }
 }
 
-/// Map a channel. The descriptor stays the caller's.
+/// Maps a channel. The caller still owns the descriptor `fd`.
 pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan> {
     crate::faults::are_handled();
     let base = segment::map_first(fd)?;
-    // SAFETY: a Header lies at the start of every channel; reading its plain
-    // fields once.
+    // SAFETY: the mapping begins with a `Header`, whose plain fields are read once.
     let (magic, version) = unsafe { ((*(base as *const Header)).magic, (*(base as *const Header)).version) };
     let slot = (magic == channel::MAGIC && version == fsocket_abi::VERSION).then(|| CHANS.alloc()).flatten();
     let Some((_, c)) = slot else {
-        // SAFETY: just mapped, nobody knows it.
+        // SAFETY: the memory was just mapped, and no other code knows the address.
         unsafe { segment::unmap_first(base) };
         return None;
     };
@@ -158,12 +157,12 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     Some(c)
 }
 
-/// Is there memory for one more channel's data?
+/// Reserves memory for the data of one more channel. False: there is none.
 pub fn reserve() -> bool {
     CHANS.reserve()
 }
 
-/// One process can be on both sides of a channel; it then has two mappings.
+/// Finds the mapping by number and side: a process on both sides of a channel has two mappings.
 pub fn by_id(id: u32, side: usize) -> Option<&'static Chan> {
     let is = |c: &&'static Chan| c.id.load(Ordering::Acquire) == id && c.my_side() == side;
     index::find(id, |place| CHANS.get(place).filter(is)).unwrap_or_else(|index::Unsure| all().find(is))
@@ -173,30 +172,30 @@ pub fn all() -> impl Iterator<Item = &'static Chan> {
     (0..CHANS.len()).filter_map(|i| CHANS.get(i)).filter(|c| c.id.load(Ordering::Acquire) != 0)
 }
 
-/// Does this process share no memory with a peer? One that comes is announced by
-/// the control socket, and rings every waker (`serve`).
+/// Does this process share no memory with a peer? When a peer comes, the monitor announces it on
+/// the control socket, and then every waker is rung (`serve`).
 pub fn none() -> bool {
     index::is_empty()
 }
 
-/// A descriptor of a channel got another number.
+/// The library has moved a descriptor from `old` to `new`. True: a channel uses this descriptor.
 pub fn renumbered(old: i32, new: i32) -> bool {
     pipes::renumbered(old, new) || all().any(|c| c.kept.renumbered(old, new))
 }
 
-/// The program lacks descriptors: some of those that are kept for another monitor are closed. It will not know their
-/// channels. False: there are none.
+/// Closes some of the descriptors that are kept for the next monitor, because the program lacks
+/// descriptors. The next monitor will not know the channels of those. False: there are none.
 pub fn spare_descriptors() -> bool {
     const SOME: usize = 64;
     all().filter_map(|c| c.kept.take()).take(SOME).map(process::close_own).count() > 0
 }
 
-/// The monitor hands us a pipe to a peer's thread. True: `fd` is ours.
+/// The monitor hands over a pipe that wakes a peer's thread. Returns true if `fd` was taken.
 pub fn pipe(m: notice::WakerWrite, fd: i32) -> bool {
     by_id(m.channel, 1 - m.waiter.side).is_some_and(|c| c.pipe_to(m.waiter.number, m.key, fd))
 }
 
-/// No new connection of this process goes to that listener.
+/// From now on, no new connection of this process to that listener uses shared memory.
 pub fn retire_of(listener: u64) {
     for c in all().filter(|c| c.my_side() == CLIENT && c.listener.load(Ordering::Relaxed) == listener) {
         c.retired.store(true, Ordering::Release);
@@ -214,17 +213,17 @@ impl Chan {
         (self.side.load(Ordering::Relaxed) & 1) as usize
     }
     pub fn header(&self) -> &'static Header {
-        // SAFETY: in use means mapped; address space of a channel is replaced
-        // when it ends, and returned only much later (`unmap_if_unused`).
+        // SAFETY: a channel in use is mapped, and `Header` is at its start. When a channel ends,
+        // its address range is replaced, and returned only much later (`unmap_if_unused`).
         unsafe { &*(self.base() as *const Header) }
     }
-    /// `q` 0: any worker; 1 + w: worker w.
+    /// SYN queue `q`. 0: the queue for any worker; 1 + w: the queue of worker w.
     pub fn queue(&self, q: usize) -> &'static SynQueue {
         let q = q.min(WORKERS);
-        // SAFETY: as `header`; q is in range.
+        // SAFETY: a channel in use is mapped; `q` is limited to the range.
         unsafe { &*(self.base().add(SYN_OFF) as *const SynQueue).add(q) }
     }
-    /// How often a connection that waits here was news to a worker: it never falls while the channel is mapped.
+    /// How often a waiting connection was new to a worker. The number never falls while mapped.
     pub fn arrivals(&self) -> u64 {
         let word = |word: fn(&Header) -> &fsocket_sync::atomic::AtomicU32| match self.id.load(Ordering::Relaxed) {
             0 => 0, // no longer mapped
@@ -232,7 +231,7 @@ impl Chan {
         };
         self.arrived.total(word(|h| &h.arrived)).wrapping_add(self.left_behind.total(word(|h| &h.left_behind)))
     }
-    /// Takes a connection out of queue `q`.
+    /// Takes a connection from queue `q`.
     pub fn pop_syn(&self, q: usize) -> Option<usize> {
         syn::pop(self.queue(q)).unwrap_or_else(|Hostile| {
             self.broke();
@@ -241,12 +240,12 @@ impl Chan {
     }
     pub fn waiter(&self, side: usize, w: usize) -> &'static Waiter {
         let at = (side & 1) * (WAITERS + 1) + w.min(WAITERS);
-        // SAFETY: as `header`; both are in range.
+        // SAFETY: a channel in use is mapped; side and number are limited to the range.
         unsafe { &*(self.base().add(WAITER_OFF) as *const Waiter).add(at) }
     }
     pub fn slot(&self, i: usize) -> &'static channel::Slot {
         let i = i & (SLOTS - 1);
-        // SAFETY: as `header`; i is in range.
+        // SAFETY: a channel in use is mapped; `i` is below `SLOTS`.
         unsafe { &*(self.base().add(SLOT_OFF) as *const channel::Slot).add(i) }
     }
 
@@ -260,7 +259,7 @@ impl Chan {
         }
     }
 
-    /// Waiter of a waker of ours on our side of this channel; taken on first use.
+    /// This side's waiter for a waker of this process. The first call takes a free one.
     pub fn waiter_for(&self, b: &waker::Waker) -> Option<usize> {
         let w = self.waiter_of[b.index()].load(Ordering::Relaxed);
         if w != 0 {
@@ -283,7 +282,7 @@ impl Chan {
         }
         None
     }
-    /// Waiter of a waker here, if it has one.
+    /// The waiter that the waker has in this channel, if any.
     #[inline]
     pub fn waiter_of(&self, b: &waker::Waker) -> Option<&'static Waiter> {
         match self.waiter_of[b.index()].load(Ordering::Relaxed) {
@@ -291,15 +290,16 @@ impl Chan {
             w => Some(self.waiter(self.my_side(), w as usize - 1)),
         }
     }
-    /// A thread is about to sleep on a waker for something in this channel; None: peers cannot ring it. `how`: see
-    /// [`channel::sleeping`]. The caller fences, and looks for marks.
+    /// Notes that a thread is about to sleep on a waker for events in this channel. The caller
+    /// then fences, and looks for marks. `how`: see [`channel::sleeping`]. None: no waiter is
+    /// free, so peers cannot ring the waker.
     pub fn sleep_on(&self, b: &waker::Waker, how: u32) -> Option<usize> {
         self.waiter_for(b).inspect(|w| self.waiter(self.my_side(), *w).sleeping.store(how, Ordering::Relaxed))
     }
-    /// It sleeps no more.
+    /// Notes that the thread does not sleep any more.
     pub fn slept_on(&self, b: &waker::Waker) -> Option<usize> {
         let w = self.waiter_of(b)?;
-        // Acquire: a peer that has rung it, and perhaps nobody else, shows what for behind this.
+        // Acquire: a peer publishes what changed before it rings the waker.
         w.sleeping.swap(channel::sleeping::NO, Ordering::AcqRel);
         Some(self.waiter_of[b.index()].load(Ordering::Relaxed) as usize - 1)
     }
@@ -311,7 +311,7 @@ impl Chan {
             let _ = w.waker.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// In a forked child: the wakers were the parent's, and so were the pipes to peers.
+    /// In a forked child: the wakers and the pipes to peers belong to the parent.
     pub fn forget_wakers(&self) {
         for w in &self.waiter_of {
             w.put(0);
@@ -319,11 +319,10 @@ impl Chan {
         self.peer_pipe.iter().for_each(pipes::Place::forget);
     }
 
-    /// Return the memory once nothing refers to it. The address range stays
-    /// reserved for a while (see [`fsocket_fdtable::space`]), so that a thread that still holds a
-    /// stale pointer cannot hit somebody else's mapping.
+    /// Unmaps the memory once nothing refers to it. The address range stays reserved for a while
+    /// (see [`fsocket_fdtable::space`]), so that a stale pointer cannot hit other memory.
     pub fn unmap_if_unused(&self) {
-        // A connection is made under it. (Who has it comes here afterwards.)
+        // New connections are made under this lock. (Its holder calls this function afterwards.)
         let Some(_client) = self.client.try_lock() else { return };
         if !self.retired.load(Ordering::Acquire) || self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0) {
             return;
@@ -343,7 +342,8 @@ impl Chan {
         if let Ok(mut left) = self.left.lock() {
             left.retain(|_| false);
         }
-        // SAFETY: mapped by `map`, and its number is gone: nobody uses it any more.
+        // SAFETY: `map` has mapped the memory. The channel's number is gone, so only late threads
+        // may still use it.
         unsafe { self.unmap_all() };
         CHANS.free(self.index());
     }
@@ -351,7 +351,8 @@ impl Chan {
     pub fn client(&self) -> Option<Guard<'_, Client>> {
         self.client.lock().ok()
     }
-    /// The memory stays mapped while somebody has it, who calls [`Chan::unmap_if_unused`] afterwards.
+    /// Locks if free. The memory stays mapped meanwhile; the caller must call
+    /// [`Chan::unmap_if_unused`] afterwards.
     pub fn try_client(&self) -> Option<Guard<'_, Client>> {
         self.client.try_lock()
     }
@@ -366,15 +367,16 @@ impl Chan {
         self.client.lock().map(core::mem::forget).is_ok()
     }
 
-    /// Are connections distributed by who has time, and stolen?
+    /// Are connections given to workers that have time, and may other workers steal them?
     pub fn is_balanced(&self) -> bool {
         self.header().turns.load(Ordering::Relaxed) == 0 && process::balances()
     }
 
-    /// Something was put into a queue: the monitor looks from now on, if it did not.
+    /// Wakes the monitor after a connection was put into a queue, if the monitor is idle.
     pub fn arrived(&self) {
-        // Pairs with the monitor's heavy one, between its word that it looks no more and its last look. (The balance
-        // runs none: a connection that it overlooks is the only one for a while.)
+        // Pairs with the monitor's heavy fence between its announcement that it stops looking and
+        // its last look. (The monitor's balancing of workers has no such fence. So it may overlook
+        // a connection, but only if no other one comes for a while.)
         light_fence();
         let idle = &self.header().idle;
         if idle.load(Ordering::Relaxed) != 0 && idle.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {
@@ -383,7 +385,7 @@ impl Chan {
     }
 }
 
-/// In a forked child: the parent hands out its slots; what is open stays usable.
+/// In a forked child: open connections stay usable, but only the parent makes new ones here.
 pub fn become_child() {
     index::become_child();
     pipes::become_child();

@@ -1,4 +1,5 @@
-//! A connection of ours, below sending and receiving: waking its sides, ending it, keeping it.
+//! A connection over shared memory, below sending and receiving: waking its sides, ending it,
+//! keeping it.
 
 use crate::table::{self, Desc};
 use crate::upcalls::{upcalls, watcher};
@@ -13,10 +14,10 @@ use fsocket_ring as ring;
 use fsocket_sync::doorbell::Want;
 use fsocket_sys::{self as sys, cpu};
 
-/// Publish where we run, if that has changed.
+/// Publishes the CPU on which this side runs, if that has changed.
 #[inline(always)]
 pub fn publish_cpu(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
-    if h.cpu.load(Ordering::Relaxed) != cpu::mark() {
+    if h.cpu() != cpu::mark() {
         publish(h, to);
     }
 }
@@ -24,20 +25,20 @@ pub fn publish_cpu(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
 #[cold]
 #[inline(never)]
 fn publish(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
-    h.cpu.store(cpu::mark(), Ordering::Relaxed);
+    h.set_cpu(cpu::mark());
     to.store(cpu::current(), Ordering::Relaxed);
 }
 
-/// This side's stream ends so: [`status`] bits, for the peer, who is told with [`notify_all`].
+/// Ends this side's stream with these [`status`] bits. [`notify_all`] then tells the peer.
 pub fn end(d: &Desc, how: u32) {
     let tx = d.tx_dir();
-    // Also if nobody wants to be told: an end has no record that could say when.
+    // The time is noted even if no waiter is armed, because an end has no record with a time.
     tx.want_data.notified_at.store(cpu::ticks(), Ordering::Relaxed);
-    // Release: all data before; pairs with the acquire in `ready::state`.
+    // Release: all earlier data; pairs with the acquire in `ready::state`.
     tx.prod.status.fetch_or(how, Ordering::Release);
 }
 
-/// A hostile peer: its connection is reset. A few of them, and all that it has with us are.
+/// A hostile peer: its connection is reset. After some violations all its connections are reset.
 #[cold]
 pub fn poison(d: &'static Desc) {
     if reset(d) {
@@ -47,7 +48,8 @@ pub fn poison(d: &'static Desc) {
     }
 }
 
-/// Ends a connection whatever the peer writes from now on. False: it was before.
+/// Ends a connection, whatever the peer writes from now on. False: the connection had already
+/// ended.
 #[cold]
 pub fn reset(d: &'static Desc) -> bool {
     let first = d.sock().flags.poison();
@@ -58,18 +60,12 @@ pub fn reset(d: &'static Desc) -> bool {
     first
 }
 
-/// Does the peer say what no side says? One that closes or reads no more has said first how its stream
-/// ends. (What is read once here may be right the next time: then it is that.)
+/// Does the peer say what no side says?
 pub fn is_nonsense(d: &Desc) -> bool {
-    use status::{CLOSED, FIN, FOR_NOW, MIGRATED, MIGRATING, RST, SHUT_BOTH};
-    let st = d.rx_dir().prod.status.load(Ordering::Acquire);
-    // (A Unix socket's peer that only receives no more says so without an end.)
-    let ends = if d.is_unix() { CLOSED } else { CLOSED | SHUT_BOTH };
-    st & !(FIN | RST | CLOSED | SHUT_BOTH | MIGRATING | MIGRATED | FOR_NOW) != 0
-        || st & ends != 0 && st & (FIN | RST | MIGRATED) == 0
+    d.peer_status().is_nonsense(d.is_unix())
 }
 
-/// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
+/// SO_RCVLOWAT in bytes: a receive that may wait waits for that many.
 pub fn low_water(d: &Desc) -> usize {
     match d.is_conn() && d.sock().flags.get().has(FlagSet::LOWAT) {
         true => values::lowat(d),
@@ -77,15 +73,14 @@ pub fn low_water(d: &Desc) -> usize {
     }
 }
 
-/// Is there something in the ring to receive?
+/// Does the ring have something to receive?
 pub fn ring_has(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
     d.is_conn() && !d.sock().flags.get().is_drained() && ring::readable(r, rx, h)
 }
 
-/// Keeps a connection while a thread sleeps in an operation on it: another
-/// thread may close the descriptor meanwhile, and as in the kernel the operation
-/// goes on, and the connection ends when it is over.
+/// Keeps a connection while a thread sleeps in an operation on it. Another thread may close the
+/// descriptor meanwhile. As in the kernel, the operation goes on, and the connection ends after it.
 pub struct Hold(u32);
 
 impl Hold {
@@ -93,11 +88,11 @@ impl Hold {
         d.add_ref();
         Hold(d.index())
     }
-    /// Unless its last reference is gone already.
+    /// Fails if the last reference is already gone.
     pub fn unless_gone(d: &Desc) -> Option<Hold> {
         d.add_ref_if_used().then(|| Hold(d.index()))
     }
-    /// What an operation that will never end has left behind.
+    /// The hold of an operation that will never end.
     pub fn abandoned(index: u32) -> Hold {
         Hold(index)
     }
@@ -115,8 +110,8 @@ impl Drop for Hold {
 }
 
 /// Threads and processes of the fork group of this process that sleep on the connection look
-/// again. Threads that sleep in `poll` or `select` on it are armed in the two words, so nobody else is woken:
-/// a server with a thread for each connection has hundreds of sleepers.
+/// again. Threads in `poll` or `select` on it are armed in the two words, so no other thread wakes: a server
+/// with a thread for each connection has hundreds of sleepers.
 pub fn wake_own(d: &'static Desc) {
     let wants = [&d.rx().1.want_data, &d.tx().1.want_space];
     for w in wants {
@@ -141,15 +136,15 @@ pub fn wake_own(d: &'static Desc) {
     (watcher().changed)(d);
 }
 
-/// Wakes the other side, for which `mask` came from [`Want::take`].
+/// Wakes the other side; `mask` came from [`Want::take`].
 pub fn wake(d: &'static Desc, want: &Want, mask: u64) {
     if let Some(c) = chan::of(d) {
         chan::wake(c, d.conn().slot_index(), want, mask);
     }
 }
 
-/// Wakes whoever waits for our data, and whoever waits for space at the peer. The path stays what it
-/// is: see `stream::notify_all`.
+/// Wakes the waiters for this side's data, and those for space at the peer. The path does not
+/// change: see `stream::notify_all`.
 pub fn notify_all(d: &'static Desc) {
     for want in [&d.tx().1.want_data, &d.rx().1.want_space] {
         let mask = want.take();

@@ -1,42 +1,45 @@
-//! Places of channels by the monitor's number: found in constant time, also one that is not there.
+//! Finds a mapped channel by the monitor's number in constant time, also if there is none.
 
 use crate::cow::Sparing;
 use crate::lock::Lock;
 use crate::pieces::Pieces;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 
-/// Places there are.
+/// Number of places.
 pub const MAX: u32 = 1 << 13;
 
 const HEADS: usize = 1024;
 
-/// Chains of channels whose numbers have the same head: place + 1; 0 ends one.
+/// Chains of channels whose numbers hash to the same head. Each link is the channel's index + 1; 0
+/// ends the chain.
 static HEAD: [AtomicU32; HEADS] = [const { AtomicU32::new(0) }; HEADS];
 static NEXT: Pieces<AtomicU32, 1024, { MAX as usize / 1024 }> = Pieces::new();
-/// Odd while they are changed.
+/// Odd while a thread changes the chains.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 static CHANGING: Lock<()> = Lock::new(());
-/// One is in no chain: a signal handler came with it on top of a change.
+/// A channel may be missing from the chains: a signal handler added it while the interrupted
+/// thread changed them.
 static OUTSIDE: AtomicBool = AtomicBool::new(false);
-/// Channels that are mapped.
+/// Number of mapped channels.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 fn head(id: u32) -> &'static AtomicU32 {
-    // Numbers of one client follow each other; those of others begin at multiples of a power of two.
+    // One client's numbers are consecutive. Those of other clients begin at multiples of a power
+    // of two.
     &HEAD[(id.wrapping_mul(0x9E37_79B9) >> 22) as usize % HEADS]
 }
 
 fn change(f: impl FnOnce() -> bool) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     CHANGES.fetch_add(1, Ordering::Relaxed);
-    // Before the change; `chained` does the reverse.
+    // Before the change; `find` loads in the reverse order.
     fence(Ordering::Release);
     let done = f();
     CHANGES.fetch_add(1, Ordering::Release);
     done
 }
 
-/// A channel has its number from now on.
+/// Adds a channel that got its number.
 pub fn add(place: u32, id: u32) {
     COUNT.fetch_add(1, Ordering::Relaxed);
     let put = change(|| {
@@ -51,7 +54,7 @@ pub fn add(place: u32, id: u32) {
     }
 }
 
-/// It had that number.
+/// Removes a channel that loses its number.
 pub fn remove(place: u32, id: u32) {
     COUNT.fetch_sub(1, Ordering::Relaxed);
     let me = place + 1;
@@ -67,7 +70,7 @@ pub fn remove(place: u32, id: u32) {
         }
         true
     });
-    // (A chain that has a channel too much leads on to the others still.)
+    // (If the channel stays in its chain, the chain still leads to the others.)
     if !taken {
         OUTSIDE.store(true, Ordering::Release);
     }
@@ -77,10 +80,10 @@ pub fn is_empty() -> bool {
     COUNT.load(Ordering::Relaxed) == 0
 }
 
-/// All have to be looked at.
+/// The index cannot answer; the caller must look at all channels.
 pub struct Unsure;
 
-/// The result of `at` for the place of the channel with this number.
+/// Calls `at` with the indices of channels in this number's chain, and returns its first result.
 pub fn find<T>(id: u32, at: impl Fn(u32) -> Option<T>) -> Result<Option<T>, Unsure> {
     for _ in 0..100 {
         let before = CHANGES.load(Ordering::Acquire);
@@ -95,13 +98,13 @@ pub fn find<T>(id: u32, at: impl Fn(u32) -> Option<T>) -> Result<Option<T>, Unsu
     Err(Unsure)
 }
 
-/// While others change it, it may lead anywhere.
+/// While other threads change the chain, the iterator may return wrong indices.
 fn chain(id: u32) -> impl Iterator<Item = u32> {
     let at = |word: &AtomicU32| word.load(Ordering::Acquire).checked_sub(1).filter(|i| *i < MAX);
     core::iter::successors(at(head(id)), move |i| at(NEXT.get(*i as usize)?)).take(MAX as usize)
 }
 
-/// In a forked child: another thread may have been in the middle of a change.
+/// In a forked child: another thread may have been changing the chains at the fork.
 pub fn become_child() {
     if CHANGING.reset_after_fork() {
         CHANGES.put(CHANGES.load(Ordering::Relaxed) & !1);

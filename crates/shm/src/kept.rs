@@ -1,4 +1,4 @@
-//! Options that the kernel's placeholder keeps, by name.
+//! Socket options that the placeholder (the kernel socket behind a descriptor) keeps, by name.
 
 use crate::identity;
 use crate::table::{self, Desc, KeptOption};
@@ -6,21 +6,23 @@ use fsocket_sys as sys;
 
 const S: i32 = libc::SOL_SOCKET;
 
-/// Bytes of the longest.
+/// Bytes of the longest option.
 const LONG: usize = 64;
 
-/// The placeholder keeps this option; what takes its place gets it, too.
+/// Records that the placeholder keeps this option. A socket that replaces the placeholder gets the
+/// option, too.
 pub fn kept(d: &Desc, level: i32, name: i32) {
     d.options().kept().insert(KeptOption::One(level, name));
 }
 
-/// Are there any?
+/// Are there kept options?
 #[inline]
 pub fn any(d: &Desc) -> bool {
     !d.options().kept().is_empty()
 }
 
-/// Kept options that no policy can see. (The recorded options do not matter either.)
+/// Kept options that no firewall or other policy can see. (The recorded options show none,
+/// either.)
 const HARMLESS: [(i32, i32); 13] = [
     (S, libc::SO_BROADCAST),
     (S, libc::SO_REUSEPORT),
@@ -40,8 +42,9 @@ const HARMLESS: [(i32, i32); 13] = [
 const SO_PREFER_BUSY_POLL: i32 = 69;
 const SO_BUSY_POLL_BUDGET: i32 = 70;
 
-/// Whether a policy cannot tell this socket from one without options. A mark, a priority, a type of service, a time to
-/// live and a device differ; then a proof by one socket does not hold for the other.
+/// Does every policy treat the socket like one without options? Not if it has a mark, a priority,
+/// a type of service, a time to live or a device. Then the result of a test connection does not
+/// hold for this socket.
 pub fn is_plain(d: &Desc) -> bool {
     d.options().kept().iter().all(|option| match option {
         KeptOption::One(level, name) => HARMLESS.contains(&(level, name)),
@@ -49,8 +52,8 @@ pub fn is_plain(d: &Desc) -> bool {
     })
 }
 
-/// Puts a new socket behind a number that a recycled one has: the kernel's policy would take it for that of the
-/// thread that made it.
+/// Replaces a recycled placeholder by a new socket under the same number. The kernel's policies
+/// would attribute the recycled socket to its maker.
 pub fn renew(d: &Desc, fd: i32) {
     let sole = d.refs() == 1 && !d.placeholder().is_watched();
     if !sole || d.placeholder().identity() != identity::RECYCLED {
@@ -68,10 +71,10 @@ pub fn renew(d: &Desc, fd: i32) {
     let _ = sys::close(new);
 }
 
-/// Set on socket `to` what the program has set on `from`, a number of `d`.
+/// Copies to socket `to` the options that the program has set on `from`, a descriptor of `d`.
 fn copy(d: &Desc, from: i32, to: i32) {
     copy_each(d, from, to);
-    // IP_TOS has set it, too.
+    // Setting IP_TOS has also changed the priority, so the priority is copied last.
     one(from, to, S, libc::SO_PRIORITY);
 }
 
@@ -89,22 +92,22 @@ fn copy_each(d: &Desc, from: i32, to: i32) {
 
 fn one(from: i32, to: i32, level: i32, name: i32) {
     let mut value = [0u8; LONG];
-    // What cannot be read (a filter, a key) cannot be given on either.
+    // A value that cannot be read (a filter, a key) cannot be copied.
     if let Ok(n) = sys::getsockopt(from, level, name, &mut value) {
         let _ = sys::setsockopt(to, level, name, &value[..n.min(LONG)]);
     }
 }
 
-/// An accepted connection has what was set on its listener.
+/// An accepted connection inherits the options that the program has set on its listener.
 pub fn inherit(listener: &Desc, fd: i32, d: &Desc, placeholder: i32) {
     copy_each(listener, fd, placeholder);
-    // But for this one (`sk_clone_lock`).
+    // The kernel does not inherit the priority (`sk_clone_lock`).
     let _ = sys::setsockopt(placeholder, S, libc::SO_PRIORITY, &[0; 4]);
     d.options().kept().copy(listener.options().kept());
     d.placeholder().mark_changed();
 }
 
-/// The kernel end of a switched connection has what was set on the placeholder.
+/// When a connection moves to the kernel, its kernel socket gets the options of the placeholder.
 pub fn apply_options(d: &Desc, fd: i32) {
     if any(d) {
         if let Some(from) = table::fd_of(d) {

@@ -1,24 +1,24 @@
-//! What is noted of rings in which closed connections have left memory ([`crate::trim`]).
+//! Notes about memory that closed connections have left in rings ([`crate::trim`]).
 
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use fsocket_abi::channel::SLOTS;
 
-/// Bytes in rings whose slots wait for their next connection.
+/// Bytes that stay allocated in rings of free slots, for the next connection there.
 pub static KEPT: AtomicU64 = AtomicU64::new(0);
-/// Bytes that the other sides had not read at the close.
+/// Bytes that the other sides had not read when this process closed.
 pub static LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// A connection of which bytes were unread.
+/// A closed connection whose peer has unread bytes.
 #[derive(Clone, Copy)]
 pub struct Left {
     pub slot: u16,
     pub generation: u32,
-    /// Where its stream ends.
+    /// The position of the end of its stream.
     pub end: u64,
     pub bytes: u32,
 }
 
-/// Those of one channel. Zero is valid.
+/// The closed connections of one channel. All bytes zero is a valid value.
 #[derive(Clone, Copy)]
 pub struct Lefts {
     all: [Left; LEFTS],
@@ -28,7 +28,7 @@ const LEFTS: usize = 256;
 
 impl Lefts {
     pub fn add(&mut self, left: Left) {
-        // (Beyond that they stay until the slots are used again.)
+        // If there is no room, the memory stays allocated until the slot is used again.
         if self.n < LEFTS {
             LEFT.fetch_add(left.bytes.into(), Ordering::Relaxed);
             self.all[self.n] = left;
@@ -52,7 +52,7 @@ impl Lefts {
     }
 }
 
-/// KiB that are kept for the next connection in each slot of a channel. Zero is valid.
+/// For each slot of a channel: KiB kept for the next connection. All bytes zero is a valid value.
 #[repr(transparent)]
 pub struct Kept([AtomicU16; SLOTS]);
 
@@ -69,7 +69,7 @@ impl Kept {
             KEPT.fetch_sub(u64::from(kept.swap(0, Ordering::Relaxed)) << 10, Ordering::Relaxed);
         }
     }
-    /// The channel is gone.
+    /// The channel has ended.
     pub fn forget(&self) {
         (0..SLOTS).for_each(|slot| self.reuse(slot));
     }

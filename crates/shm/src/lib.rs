@@ -1,5 +1,5 @@
-//! Connections over shared memory, below sending and receiving: channels, wakers, sleeping threads, the
-//! two sides of a connection and how far its path has been switched.
+//! Connections over shared memory, without sending and receiving: channels, wakers, sleeping
+//! threads, and the two sides of a connection.
 #![no_std]
 
 pub mod asleep;
@@ -14,7 +14,6 @@ mod left;
 pub mod peers;
 pub mod pipes;
 mod segment;
-pub mod stage;
 pub mod stuck;
 pub mod trim;
 mod unarmed;

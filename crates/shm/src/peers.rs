@@ -1,18 +1,17 @@
-//! Is the other side still there? The monitor says so; while none lives, or one that does not know
-//! the other side yet, each side looks for itself, where it would otherwise wait for ever.
+//! Detects that the other side of a connection has died. Normally the monitor reports that. While
+//! no monitor lives, or the monitor does not know the other side yet, each side checks by itself
+//! where it would otherwise wait for ever.
 //!
-//! Each side names the processes that hold its end, and the namespace in which
-//! their numbers mean something. Only if each of them is certainly gone the end
-//! is closed in their name, as the monitor would. Whatever is uncertain (another
-//! namespace, a child that has not entered itself, more processes than there is
-//! room for) counts as alive. A peer that lies ends nobody's connection but its
-//! own.
+//! Each side publishes the process numbers that hold its end, and the PID namespace of these
+//! numbers. Only if all of them have certainly ended does the other side close the end on their
+//! behalf, as the monitor would. Unclear cases count as alive: another namespace, a child that has
+//! not entered its number yet, more processes than there is room for. A peer that lies harms only
+//! its own connection.
 //!
-//! Sleepers are told by the kernel: pidfds of those processes lie in an epoll instance, which lies
-//! in every waker, and beside the futex of a blocking call ([`beside`]).
+//! To wake sleepers, pidfds of those processes are in an epoll instance. Every waker watches that
+//! instance, and so does a blocking call beside its futex ([`beside`]).
 
 use crate::cow::Sparing;
-use crate::stage;
 use crate::table::{Desc, DESCS};
 use crate::{chan, conn, ctl, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -20,14 +19,15 @@ use fsocket_abi::channel::{status, Prod};
 use fsocket_sync::atomic::AtomicU32 as WaitWord;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// In the place of a child that is being forked and will enter itself. If it cannot, this stays.
+/// Stands for a child that is being forked and will enter its own number. If the child cannot do
+/// that, this value stays.
 const EXPECTED: u32 = u32::MAX;
 
 fn own(d: &Desc) -> &Prod {
     &d.tx().1.prod
 }
 
-/// This process has a new connection.
+/// Enters this process as the holder of a new connection.
 pub fn enter(d: &Desc) {
     let p = own(d);
     p.ns.store(process::pid_namespace(), Ordering::Relaxed);
@@ -35,8 +35,8 @@ pub fn enter(d: &Desc) {
     LOOKED.store(0, Ordering::Relaxed);
 }
 
-/// This process has a connection of the program before it (`exec`: the number
-/// stands there already; `posix_spawn`: it does not).
+/// Enters this process as a holder of a connection that it inherited. (After `exec` its number is
+/// there already, after `posix_spawn` it is not.)
 pub fn join(d: &Desc) {
     LOOKED.store(0, Ordering::Relaxed);
     let (p, me) = (own(d), process::pid());
@@ -47,7 +47,7 @@ pub fn join(d: &Desc) {
     settle_in(p, me);
 }
 
-/// Before a fork: another process is about to hold the connection.
+/// Called before a fork: reserves an entry for the child, which will hold the connection, too.
 pub fn expect(d: &Desc) {
     let p = own(d);
     let free = p.pids.iter().find(|n| n.compare_exchange(0, EXPECTED, Ordering::AcqRel, Ordering::Relaxed).is_ok());
@@ -56,10 +56,10 @@ pub fn expect(d: &Desc) {
     }
 }
 
-/// In the forked child.
+/// Called in the forked child: enters its number in the reserved entries.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
-    // The pidfds are the parent's, in an instance that is the parent's as well.
+    // The pidfds and their epoll instance belong to the parent.
     for w in &WATCHED {
         if w.pid.load(Ordering::Relaxed) != 0 {
             w.forget();
@@ -81,7 +81,8 @@ fn settle_in(p: &Prod, me: u32) {
     let _ = p.pids.iter().find(|n| n.compare_exchange(EXPECTED, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
 }
 
-/// This process closes the connection; processes of the fork group may go on.
+/// Removes this process as a holder, because it closes the connection. Other processes of the fork
+/// group may keep the connection.
 pub fn leave(d: &Desc) {
     let me = process::pid();
     for n in &own(d).pids {
@@ -89,8 +90,8 @@ pub fn leave(d: &Desc) {
     }
 }
 
-/// While no monitor lives: close the connection in the name of the other side if
-/// nobody is there any more. Called before and between sleeps.
+/// While no monitor watches the peer: closes the connection on behalf of the other side if no
+/// process is left there. Called before a sleep and between the pieces of a sleep.
 pub fn look(d: &'static Desc) {
     if is_unwatched() {
         look_if_ended();
@@ -98,8 +99,8 @@ pub fn look(d: &'static Desc) {
     }
 }
 
-/// The same for every connection of this process, a few times a second at most, and when a process that
-/// holds the other end of one has ended.
+/// Like [`look`], for every connection of this process. Looks a few times a second at most, and
+/// after a process that holds another end has ended.
 pub fn look_at_all() {
     const EVERY_US: u64 = 100_000;
     if !is_unwatched() {
@@ -112,18 +113,18 @@ pub fn look_at_all() {
     }
 }
 
-/// Does nobody say of some peer that it has died?
+/// Is there a peer whose death no monitor would report?
 pub fn is_unwatched() -> bool {
     ctl::dead() || ctl::any_half()
 }
 
-/// The same for the other side of one connection.
+/// Is the other side of this connection such a peer?
 fn is_unwatched_of(d: &Desc) -> bool {
     let half = || chan::of(d).is_some_and(|c| c.is_half());
     ctl::dead() || ctl::any_half() && half()
 }
 
-/// When all connections were last looked at, ticks; 0: there is a new one.
+/// When all connections were last looked at, in ticks; 0: there is a new connection.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 
 fn each(f: impl Fn(&'static Desc)) {
@@ -131,16 +132,16 @@ fn each(f: impl Fn(&'static Desc)) {
 }
 
 fn look_at(d: &'static Desc) {
-    if !d.is_conn() || stage::of(d) != stage::Path::Shm || !is_unwatched_of(d) {
+    if !d.is_in_rings() || !is_unwatched_of(d) {
         return;
     }
     let (_, tx, h) = d.tx();
     let p = &d.rx().1.prod;
-    let over = status::CLOSED | status::RST | status::MIGRATING | status::MIGRATED;
-    if p.status.load(Ordering::Acquire) & over != 0 || !gone(p) {
+    let peer = d.peer_status();
+    if peer.has_ended() || peer.has_begun_to_move() || !gone(p) {
         return;
     }
-    // As the kernel: what the dead had not read makes it a reset.
+    // As in the kernel, unread bytes at the dead side turn its close into a reset.
     let unread = fsocket_ring::unread(tx, h) != 0;
     let bits = status::CLOSED | if unread { status::RST } else { status::FIN };
     p.status.fetch_or(bits, Ordering::AcqRel);
@@ -163,9 +164,9 @@ fn gone(p: &Prod) -> bool {
     any
 }
 
-/// A process that holds the other end of a connection, or says so.
+/// A process that holds the other end of a connection, or claims to.
 struct Watched {
-    /// 0: nobody.
+    /// 0: free.
     pid: AtomicU32,
     fd: AtomicI32,
     ended: AtomicBool,
@@ -182,13 +183,13 @@ impl Watched {
     }
 }
 
-/// A process has one of `NEAR` places from that of its number on. Processes without a place are looked at
-/// between pieces of sleeps.
+/// A process number is stored in one of the `NEAR` places that follow its hash. If these are
+/// taken, the process is polled between pieces of sleeps.
 const NEAR: usize = 8;
 static WATCHED: [Watched; 512] =
     [const { Watched { pid: AtomicU32::new(0), fd: AtomicI32::new(-1), ended: AtomicBool::new(false) } }; 512];
 
-/// The epoll instance with the pidfds, made on first use.
+/// The epoll instance with the pidfds. The first call creates it.
 fn make_instance() -> Option<i32> {
     if let Some(fd) = waker::ends() {
         return Some(fd);
@@ -206,14 +207,14 @@ fn make_instance() -> Option<i32> {
     }
 }
 
-/// Some of them have ended: look whose connections those were. False: none has.
+/// Finds processes that have ended, and checks their connections. False: none has ended.
 fn look_if_ended() -> bool {
     const AT_ONCE: usize = 16;
     let Some(instance) = waker::ends() else { return false };
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
     let mut any = false;
     loop {
-        // SAFETY: room for AT_ONCE events.
+        // SAFETY: `events` has room for AT_ONCE events.
         let n = unsafe { sys::epoll_wait(instance, events.as_mut_ptr(), AT_ONCE as i32, Some(0), core::ptr::null()) };
         let n = n.unwrap_or(0).min(AT_ONCE);
         for e in &events[..n] {
@@ -233,25 +234,25 @@ fn look_if_ended() -> bool {
     any
 }
 
-/// Has a process ended? It is watched from now on.
+/// Has the process ended? If not, its pidfd is watched from now on.
 fn has_ended(pid: u32) -> bool {
     let first = pid as usize % WATCHED.len();
     let near = || (first..first + NEAR).map(|i| i % WATCHED.len());
     if let Some(i) = near().find(|i| WATCHED[*i].pid.load(Ordering::Acquire) == pid) {
         return WATCHED[i].ended.load(Ordering::Acquire);
     }
-    // SAFETY: no memory is involved.
+    // SAFETY: the system call reads and writes no memory of this process.
     let pidfd = unsafe { sys::raw(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) };
     let Ok(pidfd) = pidfd.map(|fd| fd as i32) else { return sys::kill(pid as i32, 0) == Err(Errno::ESRCH) };
     let mut p = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
-    // Also if nobody has waited for it yet: its number is still there, its sockets would not be.
-    // SAFETY: one pollfd.
+    // This includes a zombie: its number still exists, but its sockets do not.
+    // SAFETY: the pointer and the count describe one local `pollfd`.
     let ended = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(1);
     let free = |i: &usize| WATCHED[*i].pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if !ended {
         if let Some((instance, i)) = make_instance().and_then(|instance| Some((instance, near().find(free)?))) {
-            // The peer chooses the numbers, and so how many there are: the program's own descriptors keep
-            // their room.
+            // The peer chooses how many numbers there are. So the copy must not use descriptors
+            // that the program itself needs.
             match process::high_copy(pidfd) {
                 Some(copy) => watch(instance, i, copy),
                 None => WATCHED[i].forget(),
@@ -262,7 +263,8 @@ fn has_ended(pid: u32) -> bool {
     ended
 }
 
-/// The monitor says of all peers when they die: a number may be another process's when it is next asked for.
+/// Closes all pidfds, because the monitor reports deaths again. (A number may belong to another
+/// process later.)
 pub fn leave_to_monitor() {
     if !is_unwatched() && waker::ends().is_some() {
         WATCHED.iter().filter(|w| w.fd.load(Ordering::Relaxed) >= 0).for_each(Watched::forget);
@@ -277,8 +279,9 @@ fn watch(instance: i32, i: usize, pidfd: i32) {
     }
 }
 
-/// A sleep on a futex that ends when one of them does ([`sys::beside`]): a descriptor, to be given back to
-/// [`not_beside`]. None: there is none, or so many threads sleep so that the program may lack descriptors.
+/// A descriptor for a futex sleep that also ends when a watched process ends ([`sys::beside`]).
+/// The caller must return it to [`not_beside`]. None: the kernel does not support that, or so many
+/// threads sleep in this way that the program might lack descriptors.
 pub fn beside(word: &WaitWord, expected: u32) -> Option<i32> {
     const MOST: u32 = 64;
     let instance = waker::ends().filter(|_| is_unwatched() && !NONE.load(Ordering::Relaxed))?;
@@ -296,12 +299,12 @@ pub fn beside(word: &WaitWord, expected: u32) -> Option<i32> {
     }
 }
 
-/// Threads that sleep so.
+/// Number of threads that sleep in this way.
 static BESIDE: AtomicU32 = AtomicU32::new(0);
-/// The kernel has no such sleep.
+/// The kernel does not support sleeps by [`beside`].
 static NONE: AtomicBool = AtomicBool::new(false);
 
-/// Errors: EINTR, ETIMEDOUT.
+/// Sleeps on a descriptor of [`beside`]. Errors: EINTR, ETIMEDOUT.
 pub fn sleep_beside(ring: i32, ns: u64) -> Result<()> {
     match sys::beside::wait(ring, ns) {
         Err(e) if !matches!(e, Errno::EINTR | Errno::ETIMEDOUT) => {
@@ -317,7 +320,7 @@ pub fn not_beside(ring: i32) {
     BESIDE.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// A descriptor of these got another number.
+/// The library has moved a descriptor from `old` to `new`. True: it belongs to this module.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     swap(&waker::ENDS) || WATCHED.iter().any(|w| swap(&w.fd))

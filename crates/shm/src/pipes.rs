@@ -1,5 +1,6 @@
-//! Pipes by which this process wakes threads of others (ADR 38): one for each thread, whatever number of channels there
-//! are with its process. The channels in which that thread waits count as its users; with the last of them it goes.
+//! Pipes through which this process wakes threads of other processes (ADR 38). Each such thread
+//! has one pipe, which all channels to its process share. The users of a pipe are the channels in
+//! which its thread waits; the last user closes the pipe.
 
 use crate::lock::Lock;
 use crate::process;
@@ -7,26 +8,26 @@ use crate::slab::{Slab, Slot};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// Zero is valid.
+/// A pipe to one thread. All bytes zero is a valid value.
 #[repr(C)]
 struct Pipe {
-    /// Of the thread; 0: not in use.
+    /// Key of the thread; 0: not in use.
     key: AtomicU64,
     fd: AtomicI32,
     users: AtomicU32,
-    /// The next with the same head: index + 1.
+    /// The next pipe in the same hash chain: index + 1.
     next: AtomicU32,
     link: AtomicU32,
 }
 
-// SAFETY: zero is valid for all fields; `link` is the slab's.
+// SAFETY: zero is a valid value of all fields, and only the slab uses `link`.
 unsafe impl Slot for Pipe {
     fn link(&self) -> &AtomicU32 {
         &self.link
     }
 }
 
-/// There will be no more than now.
+/// Gives back unused address space. The table cannot grow afterwards.
 pub fn trim() {
     PIPES.trim();
 }
@@ -35,14 +36,14 @@ static PIPES: Slab<Pipe, { 1 << 14 }, NEAR> = Slab::new();
 const NEAR: usize = 16;
 const HEADS: usize = 256;
 static HEAD: [AtomicU32; HEADS] = [const { AtomicU32::new(0) }; HEADS];
-/// Held by whoever changes which pipes there are, or how many users they have.
+/// Held while pipes, or their numbers of users, change.
 static CHANGING: Lock<()> = Lock::new(());
 
 fn head(key: u64) -> &'static AtomicU32 {
     &HEAD[(key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % HEADS]
 }
 
-/// Under the lock.
+/// Called under the lock.
 fn find(key: u64) -> Option<(u32, &'static Pipe)> {
     let mut at = head(key).load(Ordering::Relaxed);
     while let Some((i, p)) = at.checked_sub(1).and_then(|i| Some((i, PIPES.get(i)?))) {
@@ -54,14 +55,15 @@ fn find(key: u64) -> Option<(u32, &'static Pipe)> {
     None
 }
 
-/// A place in a channel where a thread of a peer's waits, and which pipe it has (plus one). Zero is valid.
+/// A waiter of the peer in a channel, with the pipe to its thread (index + 1). All bytes zero is a
+/// valid value.
 pub struct Place {
     key: AtomicU64,
     pipe: AtomicU32,
 }
 
 impl Place {
-    /// The pipe to the thread with `key`, which waits at this place.
+    /// The pipe to the thread with `key`, which waits here.
     pub fn to(&self, key: u64) -> Option<i32> {
         if key == 0 || self.key.load(Ordering::Acquire) != key {
             return self.look_up(key);
@@ -69,7 +71,8 @@ impl Place {
         PIPES.get(self.pipe.load(Ordering::Relaxed).wrapping_sub(1)).map(|p| p.fd.load(Ordering::Relaxed))
     }
 
-    /// A place that has another thread's keeps that: its pipe may be in use this moment.
+    /// Finds the pipe among all pipes. A place that has another thread's pipe keeps that one,
+    /// which another thread may be using now.
     #[cold]
     fn look_up(&self, key: u64) -> Option<i32> {
         let _changing = CHANGING.lock().ok()?;
@@ -81,8 +84,8 @@ impl Place {
         Some(p.fd.load(Ordering::Relaxed))
     }
 
-    /// There is a pipe to that thread, which waits here. False: there was one before, or it could not be written down;
-    /// `fd` stays the caller's.
+    /// Stores a new pipe to the thread with `key`, which waits here. False: a pipe exists already,
+    /// or there is no room. Then the caller still owns `fd`.
     pub fn put(&self, key: u64, fd: i32) -> bool {
         let Ok(_changing) = CHANGING.lock() else { return false };
         if find(key).is_some() {
@@ -105,7 +108,8 @@ impl Place {
         self.key.store(key, Ordering::Release);
     }
 
-    /// Nobody waits here any more. (In a signal handler on top of a change the pipe stays for longer.)
+    /// Drops the pipe, because the thread does not wait here any more. (In a signal handler that
+    /// has interrupted a change, the pipe stays open longer.)
     pub fn leave(&self) {
         if self.key.load(Ordering::Relaxed) != 0 {
             if let Ok(_changing) = CHANGING.lock() {
@@ -114,7 +118,7 @@ impl Place {
         }
     }
 
-    /// Under the lock.
+    /// Called under the lock.
     fn end(&self) {
         if self.key.swap(0, Ordering::AcqRel) == 0 {
             return;
@@ -126,7 +130,7 @@ impl Place {
         }
     }
 
-    /// In a forked child, see [`become_child`].
+    /// Called in a forked child; see [`become_child`].
     pub fn forget(&self) {
         use crate::cow::Sparing;
         self.key.put(0);
@@ -144,8 +148,8 @@ fn unlink(p: &'static Pipe) {
     PIPES.free(i);
 }
 
-/// Rings in channel `id`. False: the pipe is full, and is rung by way of the monitor: what is in it may have been
-/// heard.
+/// Writes a wake-up for channel `id`. False: the pipe is full, and the caller must use the
+/// monitor: the thread may have seen the bytes in the pipe already.
 pub fn ring(fd: i32, id: u32) -> bool {
     sys::write(fd, &id.to_ne_bytes()).is_ok()
 }
@@ -154,12 +158,13 @@ fn all() -> impl Iterator<Item = &'static Pipe> {
     (0..PIPES.len()).filter_map(|i| PIPES.get(i)).filter(|p| p.key.load(Ordering::Relaxed) != 0)
 }
 
-/// In a forked child: they are the parent's. (A process that shares a description could make it blocking.)
+/// Called in a forked child: closes the pipes, which belong to the parent. (Any process that
+/// shares the pipe could make it blocking.)
 pub fn become_child() {
     use crate::cow::Sparing;
     CHANGING.reset_after_fork();
     if PIPES.is_empty() {
-        return; // (Nothing is read: a page less to map.)
+        return; // Nothing is read: the child needs one page less.
     }
     for p in all() {
         process::close_own(p.fd.load(Ordering::Relaxed));
@@ -169,7 +174,7 @@ pub fn become_child() {
     HEAD.iter().for_each(|h| h.put(0));
 }
 
-/// One got another number.
+/// The library has moved a descriptor from `old` to `new`. True: it is one of these pipes.
 pub fn renumbered(old: i32, new: i32) -> bool {
     all().any(|p| p.fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
 }
@@ -187,7 +192,8 @@ mod tests {
         sys::fcntl(fd, libc::F_GETFD, 0).is_ok()
     }
 
-    /// Places of many channels share a pipe; it is closed with the last of them, and another may take its place.
+    /// Places of many channels share a pipe. The last of them closes it. A place can then get
+    /// another pipe.
     #[test]
     fn places_of_one_thread_share_its_pipe() {
         let [a, b, c] = [place(), place(), place()];
@@ -199,13 +205,13 @@ mod tests {
         c.leave();
         c.leave();
         assert_eq!((b.to(77), is_open(fd)), (Some(fd), true));
-        // A second one is not needed.
+        // A second pipe to the same thread is refused.
         let other = sys::eventfd().unwrap();
         assert!(!c.put(77, other));
-        // Another thread waits where it did.
+        // Another thread waits at the same place.
         assert!(c.put(1 << 40, other));
         assert_eq!((c.to(1 << 40), a.to(77), b.to(77)), (Some(other), Some(fd), Some(fd)));
-        // Now and then the first one does again.
+        // The first thread may wait there again at times.
         assert_eq!((c.to(77), c.to(1 << 40)), (Some(fd), Some(other)));
         a.leave();
         b.leave();

@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use fsocket_abi::channel::{ring_off, segment, segment_of, RING_CAP, RING_SLACK};
 use fsocket_sys as sys;
 
-/// Each segment but the first begins in the last page of the one before, by way of which it is mapped: no descriptor
-/// of the memory is needed.
+/// Each segment except the first begins in the last page of the one before. A segment is mapped by
+/// remapping that page, so no descriptor of the memory is needed.
 pub const OVERLAP: usize = 4096;
 
 /// Bytes of the mapping for segment `n`.
@@ -20,7 +20,7 @@ pub fn length(n: usize) -> usize {
 pub struct Rings([*mut u8; 2]);
 
 impl Rings {
-    /// The segment that has them is mapped at `at`.
+    /// The rings of `slot`. `at`: the address of the segment that has the slot.
     pub fn of_slot(slot: usize, at: usize) -> Rings {
         let (from, _) = segment(segment_of(slot));
         Rings([0, 1].map(|dir| (at + ring_off(slot, dir) - from) as *mut u8))
@@ -29,8 +29,8 @@ impl Rings {
         self.0[dir & 1]
     }
 
-    /// Rings in which there is never anything, and into which nobody may write: for this end of a connection that only
-    /// becomes the kernel's.
+    /// Read-only rings that stay empty, for this end of a connection that only moves to the
+    /// kernel.
     pub fn none() -> Option<Rings> {
         static NONE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
         const LEN: usize = RING_CAP + RING_SLACK;
@@ -38,7 +38,8 @@ impl Rings {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             let new = sys::mmap(LEN, libc::PROT_READ, flags, -1, 0).ok()?;
             if NONE.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // SAFETY: just mapped, nobody knows it.
+                // SAFETY: the memory was just mapped with this length, and no other code knows the
+                // address.
                 let _ = unsafe { sys::munmap(new, LEN) };
             }
         }
@@ -52,9 +53,9 @@ pub fn map_first(fd: i32) -> Option<*mut u8> {
 }
 
 /// # Safety
-/// [`map_first`] has returned it, and nobody has seen it.
+/// `base` comes from [`map_first`], and no other code uses it.
 pub unsafe fn unmap_first(base: *mut u8) {
-    // SAFETY: `map_first` has mapped that many bytes there, and nobody has seen them.
+    // SAFETY: `map_first` has mapped that many bytes there, and no other code uses them yet.
     unsafe { space::unmap(base, length(0)) };
 }
 

@@ -1,9 +1,10 @@
-//! TCP_USER_TIMEOUT: a connection whose peer reads nothing for that long, while more is under way than the peer's buffer
-//! holds, ends with ETIMEDOUT.
+//! TCP_USER_TIMEOUT: a connection ends with ETIMEDOUT if its peer reads nothing for this time
+//! while more bytes are in flight than the peer's buffer holds.
 //!
-//! The kernel has a timer. Here a sender notes the connection when it is behind, and whoever sleeps next sleeps no
-//! longer than until the first of them is over: each sleep asks [`cut`]. A program that does not sleep asks
-//! [`look`] by its calls. A program without the option pays one load.
+//! The kernel has a timer for that. The library has none. A sender notes a connection whose peer
+//! is behind. Each sleep of any thread asks [`sleep_limit`] and lasts at most until the first of
+//! these connections times out. A program that does not sleep calls [`look`] in its calls. A
+//! program that does not use the option pays one load.
 
 use crate::conn;
 use crate::options::USER_TIMEOUT;
@@ -11,22 +12,26 @@ use crate::table::{Desc, DESCS};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::path_switch::{Party, PathState};
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
-/// Connections that are behind. (A connection that finds no place is noted at its next send.)
+/// Number of connections that can be noted. (A connection without a place is noted at a later
+/// send.)
 const PLACES: usize = 256;
-/// The kernel's first probe of a window that is closed comes so late, and from then on it counts, nanoseconds.
+/// The kernel sends its first probe of a closed window after this time, in nanoseconds. The user
+/// timeout counts from that probe on.
 const FIRST_PROBE_NS: u64 = 200_000_000;
-/// No connection is behind.
+/// Value of `NEXT` when no connection is noted.
 const NEVER: u64 = u64::MAX;
 
 struct Place {
     /// Index of a descriptor + 1; 0: free.
     desc: AtomicU32,
-    /// Which connection of that descriptor.
+    /// Identifies the connection, because descriptors are reused.
     which: AtomicU64,
-    /// How far the peer had read, and when that was seen first, nanoseconds of the clock.
+    /// The position up to which the peer had read, and when this process first saw that position,
+    /// in nanoseconds.
     head: AtomicU64,
     since: AtomicU64,
 }
@@ -34,11 +39,11 @@ struct Place {
 static BEHIND: [Place; PLACES] = [const {
     Place { desc: AtomicU32::new(0), which: AtomicU64::new(0), head: AtomicU64::new(0), since: AtomicU64::new(0) }
 }; PLACES];
-/// Nanoseconds of the clock at which the first of them may be over.
+/// The earliest possible time-out of a noted connection, in nanoseconds.
 #[link_section = ".data.fsocket_start"]
 static NEXT: AtomicU64 = AtomicU64::new(NEVER);
 
-/// The time-out, nanoseconds; 0: none.
+/// The user timeout of the connection in nanoseconds; 0: none.
 fn limit(d: &Desc) -> u64 {
     d.sock().option(USER_TIMEOUT).max(0) as u64 * 1_000_000
 }
@@ -49,7 +54,7 @@ fn identity(d: &Desc) -> u64 {
     u64::from(generation) << 32 ^ u64::from(place.channel) << 10 ^ place.slot as u64
 }
 
-/// After a send that has looked at the consumer, or when the option is set.
+/// Called after a send that has looked at the consumer, or when the option is set.
 #[inline]
 pub fn sent(d: &Desc) {
     if d.sock().option(USER_TIMEOUT) != 0 {
@@ -77,26 +82,25 @@ fn note(d: &Desc) {
     NEXT.fetch_min(now + limit(d) + FIRST_PROBE_NS, Ordering::AcqRel);
 }
 
-/// A sleep of `limit` (None: for ever): how long it may be now.
+/// How long a sleep may last now, in nanoseconds. None: without limit.
 #[inline]
-pub fn cut(limit: Option<u64>) -> Option<u64> {
+pub fn sleep_limit() -> Option<u64> {
     match NEXT.load(Ordering::Relaxed) {
-        NEVER => limit,
-        _ => cut_now(limit),
+        NEVER => None,
+        _ => limit_now(),
     }
 }
 
 #[cold]
-fn cut_now(limit: Option<u64>) -> Option<u64> {
+fn limit_now() -> Option<u64> {
     look();
-    let left = match NEXT.load(Ordering::Relaxed) {
-        NEVER => return limit,
-        next => next.saturating_sub(sys::now_ns()).max(1),
-    };
-    Some(limit.map_or(left, |l| l.min(left)))
+    match NEXT.load(Ordering::Relaxed) {
+        NEVER => None,
+        next => Some(next.saturating_sub(sys::now_ns()).max(1)),
+    }
 }
 
-/// Ends what is over.
+/// Ends connections that have timed out.
 #[inline]
 pub fn look() {
     let next = NEXT.load(Ordering::Relaxed);
@@ -118,7 +122,8 @@ fn look_at_all() {
     }
 }
 
-/// When it is over, if nothing happens; None: it is not behind any more.
+/// When the connection times out if its peer reads nothing. None: the connection needs no timeout
+/// any more.
 fn look_at(d: &'static Desc, p: &Place, now: u64) -> Option<u64> {
     let _hold = conn::Hold::unless_gone(d)?;
     let timeout = if d.is_conn() { limit(d) } else { 0 };
@@ -130,7 +135,7 @@ fn look_at(d: &'static Desc, p: &Place, now: u64) -> Option<u64> {
         return None;
     }
     let head = tx.cons.head.load(Ordering::Relaxed);
-    // The kernel's window opens again once half of the buffer is free.
+    // As in the kernel, the window opens again when half of the buffer is free.
     if head.wrapping_sub(p.head.load(Ordering::Relaxed)) >= u64::from(tx.cons.window.load(Ordering::Relaxed)) / 2 {
         p.head.store(head, Ordering::Relaxed);
         p.since.store(now, Ordering::Relaxed);
@@ -144,15 +149,15 @@ fn look_at(d: &'static Desc, p: &Place, now: u64) -> Option<u64> {
 }
 
 fn has_ended(d: &Desc) -> bool {
-    let f = d.sock().flags.get();
-    f.is_poisoned()
-        || f.has_left()
-        || f.has(FlagSet::TIMED_OUT)
-        || d.rx_dir().prod.status.load(Ordering::Acquire) & (status::RST | status::MIGRATED) != 0
+    let path = d.path_state();
+    path != PathState::Rings && path != PathState::Moving(Party::Peer)
+        || d.sock().flags.get().has(FlagSet::TIMED_OUT)
+        || d.peer_status().has(status::RST)
 }
 
-/// The connection is over for this side: what it has received can still be read, then comes ETIMEDOUT. The peer finds
-/// a reset behind what it has not read, as it would find one when its kernel says that there is room again.
+/// Ends the connection for this side: the program can still read received bytes, then gets
+/// ETIMEDOUT. After its unread bytes the peer gets a reset, as it would when its kernel announces
+/// a window again.
 fn time_out(d: &'static Desc) {
     const OVER: FlagSet = FlagSet::TIMED_OUT.or(FlagSet::SHUT_RD).or(FlagSet::SHUT_WR).or(FlagSet::RST_REPORTED);
     let s = d.sock();
@@ -160,7 +165,7 @@ fn time_out(d: &'static Desc) {
         return;
     }
     s.set_error(libc::ETIMEDOUT);
-    // A sender on credit does not look at the flags.
+    // A sender on credit does not check the flags.
     fsocket_sync::token::Words::withdraw(&s.tx);
     s.note_edge();
     conn::end(d, status::RST);

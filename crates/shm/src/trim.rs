@@ -1,6 +1,6 @@
 //! Memory of rings at the last close, whatever the other side still holds (ADR 73).
 //!
-//! The pages of a ring are charged to the process that touched them first, and stay as long as anybody maps the channel.
+//! The kernel charges a ring's pages to the process that touched them first, as long as any process maps the channel.
 //! So a side that closes frees them itself:
 //!
 //! | ring | when |
@@ -9,8 +9,8 @@
 //! | the one that it writes, all read | at the close |
 //! | the one that it writes, with unread bytes | later, when the other side has read them ([`look`]) |
 //!
-//! Some MiB are kept for the next connections in the same slots: to free pages and touch them again would cost short
-//! connections with much data more than the rest of them. Short connections with few bytes pay two comparisons.
+//! Some MiB are kept for the next connections in the same slots. To free pages and touch them again would cost short
+//! connections with much data more than everything else. Short connections with few bytes pay only two comparisons.
 
 use crate::chan::{self, Chan};
 use crate::left::{Left, KEPT, LEFT};
@@ -21,21 +21,22 @@ use fsocket_ring as ring;
 use fsocket_sync::trim;
 use fsocket_sys as sys;
 
-/// A connection that has used less of a ring has nothing to free.
+/// A connection that has used less of a ring frees nothing.
 const LITTLE: u64 = 16 << 10;
 /// Bytes that this process keeps in rings of closed connections.
 const KEPT_MOST: u64 = 8 << 20;
 
 /// [`LEFT`] after the last look.
 static LEFT_BEFORE: AtomicU64 = AtomicU64::new(0);
-/// When it was looked last, ticks.
+/// The time of the last look, in ticks.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 
-/// This side closes for good, and has not said so yet: the slot is its own still. The caller has both tokens.
+/// This side is closing for good and has not said so yet, so the slot still belongs to it. The caller has
+/// both tokens.
 #[inline]
 pub fn closing(d: &Desc) {
     let s = d.sock();
-    let received = s.rx.bytes.load(Ordering::Relaxed);
+    let received = s.rx.bytes();
     if received > LITTLE || d.conn().has_grown() {
         free(d, received);
     }
@@ -47,11 +48,11 @@ fn free(d: &Desc, received: u64) {
     let slot = d.conn().slot_index();
     let (_, tx, h) = d.tx();
     let used = |bytes: u64| bytes.min(RING_CAP as u64);
-    let sent = if d.conn().has_grown() { used(h.bytes.load(Ordering::Relaxed)) } else { 0 };
+    let sent = if d.conn().has_grown() { used(h.bytes()) } else { 0 };
     let received = if received > LITTLE { used(received) } else { 0 };
     if sent > 0 && ring::unread(tx, h) != 0 {
         let generation = d.slot().generation.load(Ordering::Relaxed);
-        let left = Left { slot: slot as u16, generation, end: h.pos.load(Ordering::Relaxed), bytes: sent as u32 };
+        let left = Left { slot: slot as u16, generation, end: h.pos(), bytes: sent as u32 };
         leave(c, left);
         keep_or_punch(c, slot, [0, received]);
     } else {
@@ -59,7 +60,7 @@ fn free(d: &Desc, received: u64) {
     }
 }
 
-/// Bytes in the ring that this side writes, and in the one that it reads.
+/// The arguments are bytes in the ring that this side writes, and in the one that it reads.
 fn keep_or_punch(c: &Chan, slot: usize, [sent, received]: [u64; 2]) {
     let all = sent + received;
     if all == 0 {
@@ -79,8 +80,8 @@ fn keep_or_punch(c: &Chan, slot: usize, [sent, received]: [u64; 2]) {
 
 fn punch(c: &Chan, slot: usize, dir: usize) {
     if let Ok(rings) = c.rings(slot) {
-        // SAFETY: a ring of a channel that is mapped. What is in it nobody reads any more, or all of it has been
-        // read; the side that writes it has closed, or is about to.
+        // SAFETY: the ring belongs to a mapped channel. Its bytes have all been read, or nobody reads them
+        // any more. The side that writes it has closed, or is about to.
         let _ = unsafe { sys::madvise(rings.get(dir), RING_CAP + RING_SLACK, libc::MADV_REMOVE) };
     }
 }
@@ -95,7 +96,7 @@ fn leave(c: &Chan, left: Left) {
     }
 }
 
-/// Before a sleep that does not last long where memory is shared: have the other sides read what was left?
+/// Called before a sleep in a process that shares memory: have the other sides read what was left?
 #[inline]
 pub fn look_if_due() {
     if LEFT.load(Ordering::Relaxed) != 0 {
@@ -121,7 +122,7 @@ fn look() {
 
 fn look_in(c: &'static Chan) {
     {
-        // The memory stays mapped under it.
+        // The lock keeps the memory mapped.
         let Some(_client) = c.try_client() else { return };
         let Some(mut all) = c.left().filter(|all| !all.is_empty() && c.id.load(Ordering::Relaxed) != 0) else { return };
         all.retain(|left| !is_over(c, left));
@@ -129,9 +130,9 @@ fn look_in(c: &'static Chan) {
     c.unmap_if_unused();
 }
 
-/// Frees the ring if all of it has been read. True: there is nothing more to be done about it. The client does not use the
-/// slot again meanwhile ([`fsocket_sync::trim`]). Once both sides have closed the other one has freed the ring, which it
-/// read.
+/// Frees the ring if all of it has been read. True: nothing is left to do. The client does not use the slot again
+/// meanwhile ([`fsocket_sync::trim`]). When both sides have closed, the other side has freed the ring, because it was
+/// the reader.
 fn is_over(c: &Chan, left: &Left) -> bool {
     let (slot, own) = (left.slot as usize, c.my_side());
     let s = c.slot(slot);

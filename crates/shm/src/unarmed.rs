@@ -1,12 +1,12 @@
-//! Waits that nobody ends.
+//! Waits that no wake-up can end.
 
 use crate::stats;
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
 
-/// A wait for something that no peer can be asked to ring for: it looks itself. Seldomer the longer
-/// nothing happens, so that many idle threads cost little, and what comes late comes late by
-/// a share of the time that nobody cared.
+/// A wait of a thread that has no waker which a peer could ring, so the thread polls. It polls
+/// less often the longer nothing happens. So many idle threads cost little, and the delay of an
+/// event is only a fraction of the idle time.
 #[derive(Default)]
 pub struct Unarmed {
     since: Option<u64>,
@@ -17,7 +17,7 @@ impl Unarmed {
     const MOST_NS: u64 = 100_000_000;
     const SHARE: u64 = 8;
 
-    /// How long the next sleep may be, nanoseconds.
+    /// The length of the next sleep, in nanoseconds.
     pub fn piece(&mut self) -> u64 {
         stats::count(Counter::SleepsCut);
         let now = sys::now_ns();

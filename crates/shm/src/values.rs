@@ -1,5 +1,4 @@
-//! Recorded options of a connection: what they are worth, and how they get there from a kernel socket
-//! and back.
+//! Recorded options of a connection: their values, and their way from and to a kernel socket.
 
 use crate::kept;
 use crate::options::{AT_ONCE, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP};
@@ -12,7 +11,7 @@ use fsocket_sys as sys;
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 
-/// The value of the recorded option at place `i`, of the connection that the fork group shares, or of a socket before
+/// The value of the recorded option at place `i`: of the connection that the fork group shares, or of a socket before
 /// that.
 pub fn value(d: &Desc, i: usize) -> i32 {
     match d.is_conn() {
@@ -28,7 +27,7 @@ pub fn set_value(d: &Desc, i: usize, value: i32) {
     }
 }
 
-/// Remember what the kernel has made of a buffer's size.
+/// Remembers the buffer size that the kernel has made of the program's.
 pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
     let mut b = [0u8; 4];
     let known = sys::getsockopt(fd, TABLE[i].level, TABLE[i].name, &mut b).is_ok();
@@ -41,20 +40,20 @@ pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
 /// The least TCP_WINDOW_CLAMP: SOCK_MIN_RCVBUF / 2.
 pub const LEAST_CLAMP: i32 = 1152;
 
-/// Bound the bytes under way by the buffers that the program has chosen. The
-/// kernel counts memory, not bytes; on loopback three quarters of a send buffer
-/// are data, and the receiver takes its buffer and a quarter (measured: messages
-/// of 100 bytes to 1 MiB, buffers of 2 to 512 KiB, within a factor of two).
+/// Bounds the bytes in flight by the buffers that the program has chosen. The kernel counts memory,
+/// not bytes. On loopback three quarters of a send buffer are data, and the receiver takes its
+/// buffer and a quarter. (Measured with messages of 100 bytes to 1 MiB and buffers of 2 to 512 KiB:
+/// within a factor of two.)
 ///
-/// Without `SO_SNDBUF` the kernel's send buffer is larger than a ring, whatever
-/// the receiver's is.
+/// Without `SO_SNDBUF` the kernel's send buffer is larger than a ring, whatever the receiver's size
+/// is.
 pub fn size_buffers(d: &Desc) {
     let s = d.sock();
     if d.is_unix() {
-        // A Unix socket's send buffer bounds what its peer has not read, whatever that one's receive buffer is. All of it
-        // has to fit into the kernel's socket again: a quarter is for what the kernel counts beside the bytes.
+        // A Unix socket's send buffer bounds the peer's unread bytes, whatever the peer's receive buffer is. All of
+        // them must fit into the kernel's socket again. A quarter is for what the kernel counts beside the bytes.
         let room = s.option(SNDBUF).max(4608) as u32 / 4 * 3;
-        d.tx().2.cap.store(room, Ordering::Relaxed);
+        d.tx().2.set_cap(room);
         d.rx().1.cons.window.store(0, Ordering::Relaxed);
         if s.option(RCVLOWAT) > 1 {
             size_lowat(d);
@@ -64,25 +63,25 @@ pub fn size_buffers(d: &Desc) {
     let bytes = |i: usize, part: u64| (s.option(i).max(0) as u64 * part / 4) as u32;
     let chosen = |i: usize| s.option(i) != TABLE[i].default;
     let (_, _, h) = d.tx();
-    h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
-    h.lowat.store(s.option(NOTSENT_LOWAT) as u32, Ordering::Relaxed);
+    h.set_cap(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 });
+    h.set_lowat(s.option(NOTSENT_LOWAT) as u32);
     let clamp = match s.option(WINDOW_CLAMP) {
         0 => u32::MAX,
         clamp => clamp.max(LEAST_CLAMP) as u32,
     };
-    // The rest of the step that was granted under the old size goes first.
+    // The rest of the step granted under the old size is used first.
     d.rx().1.cons.window.store(bytes(RCVBUF, 5).min(clamp), Ordering::Relaxed);
     if s.option(RCVLOWAT) > 1 {
         size_lowat(d);
     }
 }
 
-/// Size of the send buffer as the kernel would have it, bytes.
+/// The size that the kernel's send buffer would have, in bytes.
 pub fn send_buffer(d: &Desc) -> usize {
     d.sock().option(SNDBUF).max(1) as usize
 }
 
-/// Note whether the connection has a low-water mark at all.
+/// Notes whether the connection has a low-water mark.
 pub fn size_lowat(d: &Desc) {
     let s = d.sock();
     match s.option(RCVLOWAT) > 1 {
@@ -91,13 +90,13 @@ pub fn size_lowat(d: &Desc) {
     };
 }
 
-/// SO_RCVLOWAT, bytes; no more than what a ring can hold beside what is on its way.
+/// SO_RCVLOWAT in bytes, limited to what a ring can hold beside bytes in flight.
 pub fn lowat(d: &Desc) -> usize {
     const MOST: i32 = fsocket_abi::channel::RING_CAP as i32 / 2;
     d.sock().option(RCVLOWAT).clamp(1, MOST) as usize
 }
 
-/// Learn what is set on a listener that somebody else has made.
+/// Reads the options of a listener that another program has made.
 pub fn adopt(fd: i32, d: &Desc) {
     let int = |level: i32, name: i32| {
         let mut v = [0u8; 4];
@@ -106,8 +105,8 @@ pub fn adopt(fd: i32, d: &Desc) {
     const SO_BUF_LOCK: i32 = 72;
     let chosen = int(S, SO_BUF_LOCK).unwrap_or(0);
     for (i, o) in TABLE.iter().enumerate() {
-        // Sizes that nobody chose are the kernel's of a listener; QUICKACK is a
-        // state more than an option.
+        // Sizes that the program has not chosen are those of the kernel's listener; QUICKACK is a
+        // state rather than an option.
         let skip = match i {
             SNDBUF if d.is_unix() => false,
             SNDBUF => chosen & 1 == 0,
@@ -141,14 +140,14 @@ pub fn adopt(fd: i32, d: &Desc) {
     d.placeholder().set_nonblock(flags & libc::O_NONBLOCK != 0);
 }
 
-/// Set on a kernel socket what the program has set on the connection.
+/// Sets on a kernel socket what the program has set on the connection.
 pub fn apply(d: &Desc, fd: i32) {
     let s = d.sock();
     kept::apply_options(d, fd);
     for (i, o) in TABLE.iter().enumerate() {
         let v = s.option(i);
         if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
-            // The kernel doubles buffer sizes, and so did we.
+            // The kernel doubles buffer sizes, and the recorded value is doubled, too.
             let v = if matches!(i, SNDBUF | RCVBUF) { v / 2 } else { v };
             let _ = sys::setsockopt(fd, o.level, o.name, &v.to_ne_bytes());
         }

@@ -1,11 +1,13 @@
-//! Wakers: what a thread sleeps on when it waits for more than one thing.
+//! Wakers: an object on which a thread sleeps when it waits for several things at once.
 //!
-//! A waker is an epoll instance that only this process has. In it lie, by their edges, an eventfd
-//! for the process's own threads and the read ends of the pipes by which peers wake it, one for
-//! each peer process ([`hear`], ADR 38). No peer can block, drain or fill what another one uses.
+//! A waker is an epoll instance that only this process has. It watches an eventfd for the
+//! process's own threads, and the read ends of the pipes through which peers wake it, all
+//! edge-triggered. Each peer process has its own pipe ([`hear`], ADR 38), so no peer can block,
+//! drain or fill a pipe that another peer uses.
 //!
-//! A ring says in which channel there is something. It is read where the waker's user wants to know that; else a ring
-//! is an edge, and what was written is thrown away now and then.
+//! A *ring* writes the number of the channel that has an event into the pipe. The waker reads the
+//! number only if its user wants to know. Otherwise a ring only counts as an edge, and its bytes
+//! are discarded from time to time.
 //!
 //! Long: a waker and its pipes' read ends use each other.
 
@@ -27,33 +29,34 @@ pub use crate::unarmed::Unarmed;
 pub const MAX: usize = 255;
 
 pub struct Waker {
-    /// Its index.
+    /// The waker's own index.
     place: AtomicU32,
     /// The epoll instance.
     fd: Number,
-    /// The eventfd in it.
+    /// The eventfd in the instance.
     own: Number,
     used: AtomicBool,
-    /// In the hands of one sleeping thread, not of an epoll instance.
+    /// The waker serves one sleeping thread, not an epoll instance of the program.
     transient: AtomicBool,
-    /// The listener in whose `accept` that thread is; 0: it waits for other things, or for more.
+    /// The listener on which that thread is in `accept`; 0: the thread waits for other or more
+    /// things.
     only: AtomicU64,
-    /// How often it was heard by its edges.
+    /// Number of edges that were reported.
     rings: AtomicU32,
-    /// Its user wants to know in which channels.
+    /// The user wants to know in which channels peers have rung.
     names: AtomicBool,
     /// Numbers of channels whose peers have rung since [`Waker::rung`] was last asked; 0: none.
     rung: [AtomicU32; NAMED],
-    /// There may be some.
+    /// `rung` or `crowded` may have an answer.
     any_rung: AtomicBool,
-    /// And in more than are named there.
+    /// More channels have rung than `rung` has room for.
     crowded: AtomicBool,
 }
 
 const NAMED: usize = 64;
 
 static WAKERS: Pieces<Waker, 14, { MAX.div_ceil(14) }> = Pieces::new();
-// SAFETY: atomics, and numbers that begin as zeros, as `Number` says of itself.
+// SAFETY: atomics, and `Number`s, for which zero bytes are valid, too.
 unsafe impl Zero for Waker {}
 
 impl Waker {
@@ -63,11 +66,11 @@ impl Waker {
     pub fn fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
     }
-    /// Its name in channels.
+    /// The name by which channels identify this waker.
     pub fn key(&self) -> u64 {
         waker_key(process::nonce(), self.index())
     }
-    /// Put it back; its descriptors are kept for the next user.
+    /// Returns the waker to the pool. Its descriptors are kept for the next user.
     pub fn release(&self) {
         self.only.store(0, Ordering::Relaxed);
         if self.transient.swap(false, Ordering::SeqCst) {
@@ -75,22 +78,22 @@ impl Waker {
         }
         self.used.store(false, Ordering::Release);
     }
-    /// This use is one sleep of one thread.
+    /// The waker serves one sleep of one thread.
     pub fn for_one_sleep(&self) {
         self.transient.store(true, Ordering::SeqCst);
         SLEEPERS.fetch_add(1, Ordering::SeqCst);
     }
-    /// It is for one `accept`, on this listener.
+    /// The waker serves one `accept`, on this listener.
     pub fn for_listener(&self, id: u64) {
         self.for_one_sleep();
-        // Before the look for channels, which is behind `arming`.
+        // This store comes before the look for channels, which follows `arming`.
         self.only.store(id, Ordering::SeqCst);
     }
     pub fn ring_self(&self) {
         let _ = sys::eventfd_ring(self.own.load(Ordering::Relaxed));
     }
-    /// Something that watches it by its edges was told that it has rung. There is nothing to
-    /// forget, but now and then pipes must be emptied.
+    /// Called when an edge-triggered watcher reports this waker. An edge needs no clearing, but
+    /// the pipes must be emptied from time to time.
     #[inline]
     pub fn rang(&self) {
         let full = self.rings.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1;
@@ -98,7 +101,7 @@ impl Waker {
             self.look(full);
         }
     }
-    /// From now on, who rings is asked for each time: [`Waker::rung`] says it. `on`: or not any more.
+    /// Switches on or off that [`Waker::rung`] names the channels of rings.
     pub fn name_channels(&self, on: bool) {
         self.names.store(on, Ordering::Relaxed);
     }
@@ -106,26 +109,28 @@ impl Waker {
     pub fn names(&self) -> bool {
         self.names.load(Ordering::Relaxed)
     }
-    /// A peer has rung in a channel; 0: in some.
+    /// A peer has rung in this channel; 0: the channel is unknown.
     pub fn note_rung(&self, channel: u32) {
         if !self.names.load(Ordering::Relaxed) {
             return;
         }
-        // Release: with the peer's marks, which came before its ring. (Also for a number that is there already: it
-        // may just be taken out, by a thread that has looked at the marks before these.)
+        // Release: publishes the peer's marks, which came before its ring. (The number is stored
+        // even if it is there already, because another thread may be taking that one out now,
+        // after it looked at earlier marks.)
         let put = |r: &AtomicU32| r.compare_exchange(0, channel, Ordering::Release, Ordering::Relaxed).is_ok();
         if channel == 0 || !self.rung.iter().any(put) {
             self.crowded.store(true, Ordering::Release);
         }
-        // Behind them; `rung` does the reverse.
+        // This store comes after those above; `rung` loads in the reverse order.
         self.any_rung.store(true, Ordering::Release);
     }
-    /// Has [`Waker::rung`] something to say?
+    /// Has [`Waker::rung`] an answer?
     #[inline]
     pub fn has_rung(&self) -> bool {
         self.any_rung.load(Ordering::Relaxed) && self.names.load(Ordering::Relaxed)
     }
-    /// Calls `f` with each channel in which peers have rung since. True: there are others.
+    /// Calls `f` with each channel in which peers have rung since the last call. True: further
+    /// channels have rung, too.
     pub fn rung(&self, mut f: impl FnMut(u32)) -> bool {
         if !self.any_rung.load(Ordering::Relaxed) || !self.any_rung.swap(false, Ordering::AcqRel) {
             return false;
@@ -135,7 +140,7 @@ impl Waker {
         }
         self.crowded.load(Ordering::Relaxed) && self.crowded.swap(false, Ordering::Acquire)
     }
-    /// It has rung: forget that. Nothing is read but a pipe that may become full.
+    /// Clears the waker after a ring. Only pipes that may become full are read.
     pub fn clear(&self) {
         self.look(false);
     }
@@ -143,9 +148,10 @@ impl Waker {
     fn look(&self, empty: bool) {
         const AT_ONCE: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
-        // As many rounds as there can be peers; who rings all the time does not keep us here.
+        // The number of rounds is limited by the number of peers, so a peer that rings all the
+        // time cannot keep this thread here.
         for _ in 0..MOST as usize / AT_ONCE {
-            // SAFETY: room for AT_ONCE events.
+            // SAFETY: `events` has room for AT_ONCE events.
             let n =
                 unsafe { sys::epoll_wait(self.fd(), events.as_mut_ptr(), AT_ONCE as i32, Some(0), core::ptr::null()) };
             let n = n.unwrap_or(0);
@@ -164,7 +170,7 @@ impl Waker {
 #[link_section = ".data.fsocket_start"]
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 
-/// Wake threads of ours in `poll`, `select` and `accept`: they must look again.
+/// Wakes the process's threads in `poll`, `select` and `accept`, to look again.
 pub fn ring_sleepers() {
     if SLEEPERS.load(Ordering::SeqCst) != 0 {
         for b in first(made()) {
@@ -175,7 +181,7 @@ pub fn ring_sleepers() {
     }
 }
 
-/// A waker for one user.
+/// Takes a waker for one user.
 pub fn get() -> Option<&'static Waker> {
     let (i, b) = (0..MAX).map_while(|i| Some((i, WAKERS.make(i)?))).find(|(_, b)| {
         !b.used.load(Ordering::Relaxed)
@@ -192,12 +198,13 @@ pub fn get() -> Option<&'static Waker> {
     Some(b)
 }
 
-/// In the epoll instance of a waker: its own eventfd, and the ends of peers. Other marks are pipes.
+/// Marks in a waker's epoll instance: for its own eventfd, and for the instance that reports ended
+/// peers. All lower marks are indices of pipes.
 const OWN_MARK: u64 = u64::MAX;
 const ENDS_MARK: u64 = u64::MAX - 1;
 const OTHER_MARKS: u64 = ENDS_MARK;
 
-/// While no monitor lives, every waker hears when a peer's process ends.
+/// Adds the instance that reports ended peers to all wakers. Used while no monitor lives.
 pub fn all_hear(ends: i32) {
     for b in first(made()).filter(|b| b.fd() >= 0) {
         put(b.fd(), ends, ENDS_MARK);
@@ -205,7 +212,8 @@ pub fn all_hear(ends: i32) {
 }
 
 fn make(b: &Waker) -> bool {
-    // A forked child may watch its sockets before it listens or connects.
+    // A forked child may watch its sockets before it listens or connects, so it needs the monitor
+    // now.
     if ctl::unmet() {
         ctl::wanted();
     }
@@ -222,55 +230,56 @@ fn make(b: &Waker) -> bool {
     }
     b.own.store(own, Ordering::Relaxed);
     b.fd.store(fd, Ordering::SeqCst);
-    // (Either this sees the instance, or who makes it sees this waker.)
+    // Either this thread sees the instance here, or the thread that made the instance sees this
+    // waker.
     if let Some(ends) = ends() {
         put(fd, ends, ENDS_MARK);
     }
     true
 }
 
-/// By its edges: each ring is one, whether or not what was written before has been read.
+/// Edge-triggered: each ring is an edge, whether or not earlier bytes were read.
 fn put(instance: i32, fd: i32, mark: u64) -> bool {
     let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: mark };
     sys::epoll_ctl(instance, libc::EPOLL_CTL_ADD, fd, Some(&ev)).is_ok()
 }
 
-/// Zero is valid.
+/// The read end of a peer's pipe. All bytes zero is a valid value.
 #[repr(C)]
 struct Heard {
-    /// Plus one; 0: not in use.
+    /// The descriptor + 1; 0: not in use.
     fd: AtomicI32,
     waker: AtomicU32,
-    /// The process that rings, as the monitor calls it; 0: a monitor before this one did.
+    /// The monitor's number of the process that rings; 0: the pipe is from a former monitor.
     ringer: AtomicU64,
-    /// How often it was heard.
+    /// Number of rings that were heard.
     times: AtomicU32,
     link: AtomicU32,
 }
 
-// SAFETY: zero is valid for all fields; `link` is the slab's.
+// SAFETY: zero is a valid value of all fields, and only the slab uses `link`.
 unsafe impl Slot for Heard {
     fn link(&self) -> &AtomicU32 {
         &self.link
     }
 }
 
-/// Peers that wake wakers of this process by pipes; others do by way of the monitor.
+/// The most peers that wake this process by pipes. Further ones do so through the monitor.
 const MOST: u32 = 1 << 14;
-/// There will be no more than now.
+/// Gives back unused address space. The table cannot grow afterwards.
 pub fn trim() {
     HEARD.trim();
 }
 static HEARD: Slab<Heard, MOST, NEAR> = Slab::new();
 const NEAR: usize = 16;
-/// After so many rings a pipe is emptied. It holds 4,096 bytes at least, a ring has four, and an honest peer
-/// writes once for each sleep; a full one is rung by way of the monitor.
+/// A pipe is emptied after this many rings. It holds at least 4,096 bytes, and a ring has four. An
+/// honest peer writes once for each sleep, and rings through the monitor if the pipe is full.
 const EMPTIED: u32 = 256;
 
-/// Channels that have ended since all ends were last looked at.
+/// Channels that have ended since all pipes were last checked.
 static GONE: AtomicU32 = AtomicU32::new(0);
-/// Rings by way of the monitor: the process that rings, and how many there were in the low byte. (Two processes with
-/// one place begin anew in turns.)
+/// Rings that came through the monitor: the process that rings, with the count in the low byte.
+/// (Two processes that share a place each reset the count of the other.)
 static BY_MONITOR: Pieces<AtomicU64, 512, { PLACES / 512 }> = Pieces::new();
 const PLACES: usize = 1 << 13;
 
@@ -279,11 +288,12 @@ impl Heard {
         self.fd.load(Ordering::Acquire).checked_sub(1).filter(|fd| *fd >= 0)
     }
 
-    /// Has the other end been closed? Its process has ended, or has no channel with us any more.
+    /// Has the writer closed its end? Then its process has ended, or shares no channel with this
+    /// one any more.
     fn has_ended(&self) -> bool {
         let Some(fd) = self.fd() else { return true };
         let mut p = libc::pollfd { fd, events: 0, revents: 0 };
-        // SAFETY: one pollfd.
+        // SAFETY: the pointer and the count describe one local `pollfd`.
         let r = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
         r == Ok(1) && p.revents & (libc::POLLHUP | libc::POLLERR) != 0
     }
@@ -303,7 +313,7 @@ fn heard() -> impl Iterator<Item = &'static Heard> {
 }
 
 impl Waker {
-    /// A process has rung by way of the monitor. Is it time for a pipe?
+    /// A process has rung through the monitor. True: it has done so often enough to get a pipe.
     pub fn wants_pipe(&self, ringer: u64) -> bool {
         const OFTEN: u64 = 3;
         let key = ringer.wrapping_mul(31).wrapping_add(self.index() as u64);
@@ -327,7 +337,7 @@ impl Waker {
     }
 }
 
-/// The pipe that was asked for, to be watched from now on. True: `fd` is ours.
+/// Takes the requested pipe, and watches it from now on. Returns true if `fd` was taken.
 pub fn hear(m: notice::WakerRead, fd: i32) -> bool {
     let Some(b) = at(m.waker.into()).filter(|b| b.fd() >= 0) else { return false };
     let Some((i, p)) = HEARD.alloc() else { return false };
@@ -347,7 +357,7 @@ pub fn hear(m: notice::WakerRead, fd: i32) -> bool {
     true
 }
 
-/// A peer's pipe has something; `i` is its index. `empty`: it may have had for long.
+/// A peer's pipe has bytes; `i` is its index. `empty`: read the bytes even if no limit is reached.
 #[cold]
 fn listen_to(b: &Waker, i: u32, events: u32, empty: bool) {
     let Some((p, fd)) = HEARD.get(i).and_then(|p| Some((p, p.fd()?))) else { return };
@@ -360,11 +370,12 @@ fn listen_to(b: &Waker, i: u32, events: u32, empty: bool) {
     }
 }
 
-/// Reads the rings of a peer, which may have written anything.
+/// Reads the rings of a peer. A hostile peer may have written anything.
 fn read_rings(b: &Waker, fd: i32) {
     let mut bytes = [0u8; 4096];
     for _ in 0..16 {
-        // SAFETY: within `bytes`. (The end is non-blocking, and nobody else has it.)
+        // SAFETY: the pointer and the length describe `bytes`. (The read does not block: the end
+        // is non-blocking, and no other process has it.)
         let n = unsafe { sys::read(fd, bytes.as_mut_ptr(), bytes.len()) }.unwrap_or(0).min(bytes.len());
         let mut last = 0;
         for channel in bytes[..n].chunks_exact(4).map(|c| u32::from_ne_bytes([c[0], c[1], c[2], c[3]])) {
@@ -378,8 +389,8 @@ fn read_rings(b: &Waker, fd: i32) {
     }
 }
 
-/// A channel is unmapped here, and so it is at its other side, perhaps with the last pipe. (To look at all ends each
-/// time would take long where there are many.)
+/// A channel was unmapped here and at its other side, perhaps the last one that used a pipe.
+/// (Checking all pipes each time would take long if there are many.)
 pub fn channel_gone() {
     if GONE.fetch_add(1, Ordering::Relaxed) >= HEARD.len() / 4 {
         GONE.store(0, Ordering::Relaxed);
@@ -387,7 +398,7 @@ pub fn channel_gone() {
     }
 }
 
-/// The next one gives processes other numbers.
+/// Called when the monitor has died: the next monitor gives processes other numbers.
 pub fn monitor_died() {
     heard().for_each(|p| p.ringer.store(0, Ordering::Relaxed));
 }
@@ -401,7 +412,7 @@ fn first(n: usize) -> impl Iterator<Item = &'static Waker> {
     WAKERS.first(n).map(|(_, b)| b)
 }
 
-/// Wakers are made in order of their index.
+/// The number of wakers that exist. They are made in the order of their index.
 fn made() -> usize {
     made_so_far()
 }
@@ -410,16 +421,17 @@ fn made_so_far() -> usize {
     (0..MAX).find(|i| WAKERS.get(*i).is_none_or(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed))).unwrap_or(MAX)
 }
 
-/// For what is armed before a sleep on a waker. [`Batch::fence`] lies between arming and the last
-/// look: what a peer publishes is seen, or it sees that we sleep.
+/// Collects the words that a thread arms before it sleeps on a waker. The caller runs
+/// [`Batch::fence`] between arming and its last look. So either this thread sees what a peer
+/// publishes, or the peer sees that this thread sleeps.
 pub fn arming() -> Batch<'static> {
-    // The waker before the look for channels; `ring_all` does the reverse.
+    // The waker is taken before the look for channels; `ring_all` works in the reverse order.
     fence(Ordering::SeqCst);
     Batch::new(sys::heavy_fence)
 }
 
-/// Wake every thread of this process that sleeps on a waker and may wait for `listener`: something it
-/// must arm for has appeared.
+/// Wakes every thread of this process that sleeps on a waker and may wait for `listener`, because
+/// the thread must arm a new channel.
 pub fn ring_all(listener: u64) {
     fence(Ordering::SeqCst);
     for b in first(made()) {
@@ -430,14 +442,15 @@ pub fn ring_all(listener: u64) {
     }
 }
 
-/// Wake every thread of this process that sleeps on a waker: what it has armed for is gone.
+/// Wakes every thread of this process that sleeps on a waker, because something it has armed is
+/// gone.
 pub fn ring_everybody() {
     for b in first(made()).filter(|b| b.used.load(Ordering::Relaxed)) {
         b.ring_self();
     }
 }
 
-/// In a forked child: what rings is the parent's.
+/// In a forked child: closes the pipes and the eventfds, which belong to the parent.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     SLEEPERS.put(0);
@@ -452,14 +465,14 @@ pub fn become_child() {
         b.names.put(false);
     }
     for p in heard() {
-        // Not taken out of the instance, which is the parent's as well.
+        // Not removed from the epoll instance, which the parent still uses.
         process::close_own(p.fd.swap(0, Ordering::Relaxed) - 1);
         HEARD.free(HEARD.index(p));
     }
 }
 
-/// A descriptor of a waker got another number. (Instances that watch it go on watching the file
-/// itself.)
+/// The library has moved a descriptor from `old` to `new`. True: it belongs to a waker. Epoll instances that watch the
+/// descriptor watch the open file, so they need no change.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &Number| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     WAKERS.all().any(|b| swap(&b.fd) || swap(&b.own)) || {
@@ -468,15 +481,15 @@ pub fn renumbered(old: i32, new: i32) -> bool {
     }
 }
 
-/// The waker that has this name in channels.
+/// The waker with this name in channels.
 pub fn by_key(key: u64) -> Option<&'static Waker> {
     first(made()).find(|b| b.key() == key)
 }
 
-/// The epoll instance with the ends of peers, while no monitor lives; -1: none.
+/// The epoll instance that reports ended peer processes while no monitor lives; -1: none.
 pub static ENDS: AtomicI32 = AtomicI32::new(-1);
 
-/// For a waker: readable when a process has ended.
+/// A descriptor for wakers that is readable when a watched process has ended.
 pub fn ends() -> Option<i32> {
     Some(ENDS.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }

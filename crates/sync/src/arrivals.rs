@@ -1,28 +1,30 @@
-//! How many things have ever come from sources that come and go: a number that never falls, so that "it is what it
-//! was" means that nothing came.
+//! Counts all arrivals from a set of sources (channels) that join and leave. The sum never falls,
+//! so an unchanged sum means that nothing came.
 //!
-//! Each source counts in a word that somebody else writes. It may wrap, and its writer may be hostile: a count that goes
-//! back hides what this writer brings, and nothing of another one's. The count of a source that leaves stays in the sum.
+//! Each source counts in a word that another process writes. The word may wrap, and its writer may
+//! be hostile: a count that goes back hides arrivals of that source only. The count of a source
+//! that leaves stays in the sum.
 //!
-//! Other words that are compared with what they were, and why "the same" means that nothing happened:
+//! Other words are compared with an earlier value, too. This is why an equal value means that
+//! nothing happened:
 //!
-//! | word | compared by | why it does not come back |
+//! | word | compared by | why an old value does not return |
 //! | --- | --- | --- |
 //! | arrivals of a listener | an item of an epoll instance | this module |
-//! | status, flags and edges of a connection | an item | bits are only set; another connection under the same number forgets what was reported |
+//! | status, flags and edges of a connection | an item | bits are only set; a new connection under the same number resets what was reported |
 //! | pulses of an instance, blocked senders | an item | they only grow, and are reset with the item's descriptor |
-//! | generation and `touched` of the registry | cached routes | each monitor begins at a number of its own, at random |
-//! | closings of a port | cached routes | they only grow; those of another monitor come with another generation |
-//! | heads and tails of queues | the monitor's looks | they only grow; a hostile client hides its own connections |
-//! | `added` of a zone's queue | the monitor's looks | it only grows; who takes a place is looked at again |
+//! | generation and `touched` of the registry | cached routes | each monitor starts at a random number |
+//! | closings of a port | cached routes | they only grow; another monitor has another generation |
+//! | heads and tails of queues | the monitor's looks | they only grow; a hostile client hides only its own connections |
+//! | `added` of a zone's queue | the monitor's looks | it only grows; the monitor looks again after a place got a new owner |
 //! | sequence of a want word, `pending` of an arena | threads that sleep | they only grow, for as long as the memory is mapped |
 
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
-/// Looks at sources that others change.
+/// Attempts to read the sum while other threads change the set of sources.
 const LOOKS: u32 = 4;
 
-/// How far a source has been seen to count, in 64 bits.
+/// The count up to which a source was seen, in 64 bits.
 #[derive(Debug)]
 pub struct Source(AtomicU64);
 
@@ -38,16 +40,17 @@ impl Source {
         Source(AtomicU64::new(0))
     }
 
-    /// It is another one's, which has counted nothing.
+    /// The place is used for another source, which has counted nothing yet.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Its count, of which `word` is the lower half or was a moment ago.
+    /// The full count of the source. `word` is its lower half, read now or a moment ago.
     pub fn total(&self, word: u32) -> u64 {
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {
-            // Another thread may have read a later word, and a hostile writer any.
+            // The count may be ahead of `word`: another thread may have read a later word, or a
+            // hostile writer may have stored an arbitrary word.
             let ahead = word.wrapping_sub(seen as u32) as i32;
             if ahead <= 0 {
                 return seen;
@@ -64,9 +67,9 @@ impl Source {
 /// The sum over sources that come and go.
 #[derive(Debug)]
 pub struct Arrivals {
-    /// Of sources that have left.
+    /// Arrivals at sources that have left.
     departed: AtomicU64,
-    /// Changes of the set of sources that have begun, and that are done.
+    /// Numbers of changes of the set of sources that have begun, and that have finished.
     begun: AtomicU32,
     done: AtomicU32,
 }
@@ -83,20 +86,21 @@ impl Arrivals {
         Arrivals { departed: AtomicU64::new(0), begun: AtomicU32::new(0), done: AtomicU32::new(0) }
     }
 
-    /// The sum, with that of the sources which are there. None: they are being changed just now. That is to be taken
-    /// for a sum that nobody has seen.
+    /// The sum, including the counts of the present sources. None: another thread is changing the
+    /// set of sources. The caller must treat None as a sum it has not seen before.
     pub fn sum(&self, present: impl Fn() -> u64) -> Option<u64> {
         (0..LOOKS).find_map(|_| {
-            // Acquire: all of the changes that are done.
+            // Acquire: sees all changes that have finished.
             let done = self.done.load(Ordering::Acquire);
             let sum = present().wrapping_add(self.departed.load(Ordering::Relaxed));
-            // Pairs with the fence in `leave`: a look at a part of a change sees that it has begun.
+            // Pairs with the fence in `leave`: a reader that sees part of a change also sees that
+            // it has begun.
             fence(Ordering::Acquire);
             (self.begun.load(Ordering::Relaxed) == done).then_some(sum)
         })
     }
 
-    /// Sources leave: `f` takes them out, and says what they have counted.
+    /// Removes sources: `f` removes them from the set, and returns their counts.
     pub fn leave(&self, f: impl FnOnce() -> u64) {
         self.begun.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -104,7 +108,8 @@ impl Arrivals {
         self.done.fetch_add(1, Ordering::Release);
     }
 
-    /// In a forked child: a thread that was changing the sources is not here. A sum that was seen is none from here on.
+    /// Called in a forked child: a thread that was changing the sources does not exist here. The
+    /// sum then jumps, so that it differs from every sum before the fork.
     pub fn become_child(&self) {
         let begun = self.begun.load(Ordering::Relaxed);
         if self.done.load(Ordering::Relaxed) != begun {

@@ -1,45 +1,46 @@
-//! Loom: it runs every interleaving and every value a load may return. Here
-//! is what the models of all crates share.
+//! Loom runs every interleaving of a model, with every value that a load may return. This module
+//! has what the models of all crates share.
 //!
 //! # The asymmetric fence
 //!
 //! `membarrier` gives a full barrier at *some* place in the instruction stream of each running
-//! thread, during the call. For a light side "store X; light; load Y" against a
-//! heavy side "store Y; heavy; load X" there are three places: before the
-//! store of X, then the load of Y comes after the heavy side's store and sees
-//! it; between the two; after the load, then the store of X is visible before the heavy side goes
-//! on. So either the load sees what the heavy side stored before, or the heavy side sees what was
-//! stored before the light fence.
+//! thread, during the call. A light side does "store X; light; load Y", and a heavy side "store Y;
+//! heavy; load X". If the barrier falls before the light side's load of Y, that load sees the
+//! heavy side's store. If it falls after that load, the store of X is visible before the heavy
+//! side goes on. So at least one of the two loads sees the store of the other side.
 //!
-//! A thread that has said [`is_light`] is modelled exactly so: its light fence, and a heavy fence
-//! for each such thread, take and release one mutex of that thread's. Whichever is first is seen by
-//! the other, and a light fence orders nothing else: neither against another light one nor against a
+//! A thread that has called [`is_light`] is modelled exactly: its light fence, and a heavy fence
+//! for each such thread, take and release one mutex of that thread. The later of the two sees the
+//! earlier one. A light fence orders nothing else: neither against another light one nor against a
 //! sleeper that runs no heavy fence.
 //!
-//! In other threads both halves are sequentially consistent fences. That allows what `membarrier`
-//! allows, and is stronger between two light sides: a protocol that leans on two light fences passes
-//! here and fails on a machine. So each use names the heavy fence that it pairs with, and those
-//! models put no property on light sides among themselves.
+//! For other threads both halves are sequentially consistent fences. Such a model is stronger than
+//! `membarrier` in one respect: it also orders two light sides. A protocol that relied on that
+//! would pass here and fail on a machine. So each light fence in the code names the heavy fence
+//! that it pairs with, and those models require no order between light sides.
 //!
 //! # Bounds
 //!
-//! Most models are bounded to a number of preemptions (a switch away from a
-//! thread that could go on), three or four for two threads; bugs of this kind
-//! need one or two. Three threads that spin for a token are bounded to one:
-//! with two, loom does not come to an end.
+//! Most models are bounded to three or four preemptions for two threads (a switch away from a
+//! thread that could go on). Bugs of this kind need one or two. Three threads that spin for a token
+//! are bounded to one, because with two loom does not finish.
 //!
-//! Loom runs each thread in program order: a load never returns what is stored
-//! later. So it cannot tell that a load which only guards an overwrite must be
-//! an acquire (the sender's look at the receiver's position).
+//! Loom runs each thread in program order: a load never returns a value that is stored later. So
+//! loom cannot show that a load which only guards an overwrite must be an acquire (for example the
+//! sender's load of the receiver's position).
 
 #[cfg(test)]
 mod arrivals;
+#[cfg(test)]
+mod block;
 #[cfg(test)]
 mod doorbell;
 #[cfg(test)]
 mod handover;
 #[cfg(test)]
 mod idle;
+#[cfg(test)]
+mod inside;
 #[cfg(test)]
 mod news;
 #[cfg(test)]
@@ -60,7 +61,7 @@ use crate::step::Step;
 use core::cell::Cell;
 use loom::sync::{Condvar, Mutex};
 
-/// Threads of a model that may be light, at most.
+/// At most this many threads of a model may be light.
 const LIGHT: usize = 3;
 loom::lazy_static! {
     static ref BARRIERS: [Mutex<()>; LIGHT] = core::array::from_fn(|_| Mutex::new(()));
@@ -69,18 +70,19 @@ loom::thread_local! {
     static ME: Cell<Option<usize>> = Cell::new(None);
 }
 std::thread_local! {
-    /// Of a model that must fail: what it leaves out. (Loom runs all threads of a model on one.)
+    /// The step that a model leaves out. The model must then fail. (Loom runs all threads of a
+    /// model on one thread.)
     static LEFT_OUT: Cell<Option<Step>> = const { Cell::new(None) };
-    /// Of the model that runs: how many of its threads are light.
+    /// The number of light threads in the running model.
     static LIGHTS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The calling thread of the model, one of [`with_light`]'s, is the `n`-th light one.
+/// The calling thread of the model is the `n`-th light one of [`with_light`].
 pub fn is_light(n: usize) {
     ME.with(|me| me.set(Some(n)));
 }
 
-/// `f` runs models in which so many threads say [`is_light`].
+/// `f` runs models in which this many threads call [`is_light`].
 pub fn with_light(threads: usize, f: impl FnOnce()) {
     assert!(threads <= LIGHT);
     let _reset = Reset;
@@ -88,7 +90,7 @@ pub fn with_light(threads: usize, f: impl FnOnce()) {
     f();
 }
 
-/// Also after a panic: the next test may run on this thread.
+/// This also runs after a panic, because the next test may run on this thread.
 struct Reset;
 impl Drop for Reset {
     fn drop(&mut self) {
@@ -116,7 +118,7 @@ pub fn leaves_out(step: Step) -> bool {
     LEFT_OUT.with(|s| s.get()) == Some(step)
 }
 
-/// Run `f` in every way there is, with at most `preemptions` if given.
+/// Runs `f` in every possible order, with at most `preemptions` if given.
 pub fn every_way(preemptions: impl Into<Option<usize>>, f: impl Fn() + Sync + Send + 'static) {
     let mut b = loom::model::Builder::new();
     b.preemption_bound = preemptions.into();
@@ -133,7 +135,7 @@ pub fn membarrier() {
     fence(Ordering::SeqCst);
 }
 
-/// `futex(2)`: the comparison and the sleep are one step against a wake-up.
+/// `futex(2)`: the comparison and the sleep are one step, as seen by a wake-up.
 #[derive(Default)]
 pub struct Futex {
     bucket: Mutex<()>,

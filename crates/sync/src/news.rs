@@ -1,15 +1,17 @@
-//! The second word of a sleep on a word that a peer can write.
+//! The second word of a sleep, for the case that a peer can write the first.
 //!
-//! A peer maps the word of a direction: it can change it, wake nobody, or move its sleepers to another word
-//! (`FUTEX_CMP_REQUEUE`) and die. So a sleep without a limit also waits for a word that only its own process and the
-//! monitor map. The monitor changes that one when it closes a connection in the name of a peer.
+//! A peer maps the futex word of a direction. It can change the word without waking the sleepers,
+//! or move them to another word (`FUTEX_CMP_REQUEUE`), and then die. So a sleep without a time
+//! limit also waits on a second word that only its own process and the monitor map. The monitor
+//! changes the second word when it closes a connection on behalf of a dead peer.
 //!
-//! An odd word has sleepers. The sleeper makes the word odd, and then looks at the connection; the monitor changes the
-//! connection, and then looks at the word. Each has a fence in between, so at least one sees the other (Dekker).
+//! An odd word has sleepers. The sleeper makes the word odd, and then looks at the connection; the
+//! monitor changes the connection, and then looks at the word. Both run a fence in between, so at
+//! least one of them sees what the other did (Dekker).
 
 use crate::atomic::{fence, AtomicU32, Ordering};
 
-/// Zero is valid.
+/// The word. Zero is a valid value.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct News(AtomicU32);
@@ -17,14 +19,16 @@ pub struct News(AtomicU32);
 impl News {
     const SLEEPS: u32 = 1;
 
-    /// Sleeper, before its last look: sleep while [`News::word`] has this value.
+    /// Called by the sleeper, before its last look. The thread sleeps while [`News::word`] has the
+    /// returned value.
     pub fn arm(&self) -> u32 {
         let armed = self.0.fetch_or(Self::SLEEPS, Ordering::AcqRel) | Self::SLEEPS;
         fence(Ordering::SeqCst);
         armed
     }
 
-    /// Monitor, after it has changed something. True: all that sleep on [`News::word`] are to be woken.
+    /// Called by the monitor, after a change. True: the caller must wake all sleepers on
+    /// [`News::word`].
     pub fn tell(&self) -> bool {
         fence(Ordering::SeqCst);
         let mut seen = self.0.load(Ordering::Acquire);

@@ -1,27 +1,31 @@
-//! Where the segments of a shared memory are mapped: each is mapped when a thread first needs it, and all go at once.
+//! Addresses of the segments of a shared memory. A thread maps a segment when it first needs it;
+//! all segments are unmapped together.
 //!
-//! Without a lock: a thread maps a segment by itself, and the first that shows its mapping wins. One that is late, also
-//! because the memory has gone meanwhile and another one has taken its place here, unmaps what it has mapped.
+//! There is no lock: several threads may map the same segment, and the first to publish its
+//! mapping wins. A thread that loses unmaps its own mapping. This is correct even if the memory
+//! was closed meanwhile and another memory has taken this place.
 
 use crate::atomic::{AtomicUsize, Ordering};
 
 /// Why there is no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The memory has gone.
+    /// The memory is closed.
     Closed,
-    /// It cannot be mapped.
+    /// The segment cannot be mapped.
     Failed,
 }
 
-/// The memory is closed; of all bytes zero this is also the value at first.
+/// The memory is closed. The value is 0, so memory of zeros starts as closed.
 const CLOSED: usize = 0;
 
 /// Addresses, which are even and not 0. All bytes zero is a valid value: closed.
 pub struct Segments<const N: usize> {
-    /// Counts the memories that were here, so that a thread does not take one for another.
+    /// Counts the memories that have used this place, so that a thread does not confuse one with
+    /// the next.
     uses: AtomicUsize,
-    /// An address; [`CLOSED`]; or odd: not mapped yet, and which use it is.
+    /// An address, or [`CLOSED`], or an odd number (the segment is not mapped yet), made of the
+    /// count of uses.
     at: [AtomicUsize; N],
 }
 
@@ -37,11 +41,13 @@ impl<const N: usize> Segments<N> {
         Segments { uses: AtomicUsize::new(0), at: core::array::from_fn(|_| AtomicUsize::new(CLOSED)) }
     }
 
-    /// A new memory, whose first segment is mapped at `first`. Only while it is closed, by one thread.
+    /// Opens a new memory, whose first segment is mapped at `first`. Called by one thread, while
+    /// this place is closed.
     pub fn open(&self, first: usize) {
         let n = self.uses.load(Ordering::Relaxed).wrapping_add(1);
         self.uses.store(n, Ordering::Relaxed);
-        // Release, in this order: who finds a later one unmapped finds the first one mapped.
+        // Release, in this order: a thread that finds a later segment unmapped finds the first one
+        // mapped.
         self.at[0].store(first, Ordering::Release);
         for at in &self.at[1..] {
             at.store(n << 1 | 1, Ordering::Release);
@@ -55,7 +61,8 @@ impl<const N: usize> Segments<N> {
         Some(self.at.get(n)?.load(Ordering::Acquire)).filter(|at| *at != CLOSED && at & 1 == 0)
     }
 
-    /// Segment `n`. If need be it is mapped by `map`, which returns its address, and may look at earlier ones.
+    /// The address of segment `n`. If necessary, `map` maps it and returns its address; `map` may
+    /// use earlier segments. `unmap` removes a mapping that lost the race.
     ///
     /// # Errors
     /// See [`Missing`].
@@ -66,7 +73,7 @@ impl<const N: usize> Segments<N> {
         unmap: impl FnOnce(usize),
     ) -> Result<usize, Missing> {
         let Some(word) = self.at.get(n) else { return Err(Missing::Failed) };
-        // Acquire: as in `get`; and `map` sees the earlier ones of the same memory, or of a later one.
+        // Acquire: as in `get`. `map` sees earlier segments of the same memory, or of a later one.
         let unmapped = match word.load(Ordering::Acquire) {
             CLOSED => return Err(Missing::Closed),
             at if at & 1 == 0 => return Ok(at),
@@ -81,7 +88,7 @@ impl<const N: usize> Segments<N> {
                     now
                 }
             },
-            // Another thread may have taken the last of what there is.
+            // Another thread may have mapped the segment, and used up the address space.
             None => word.load(Ordering::Acquire),
         };
         match now {
@@ -91,10 +98,10 @@ impl<const N: usize> Segments<N> {
         }
     }
 
-    /// The memory goes. `unmap`: number and address of each segment that is mapped.
+    /// Closes the memory. `unmap` gets the number and the address of each mapped segment.
     pub fn close(&self, mut unmap: impl FnMut(usize, usize)) {
         for (n, word) in self.at.iter().enumerate() {
-            // Acquire: another thread has mapped it.
+            // Acquire: another thread may have mapped the segment.
             let at = word.swap(CLOSED, Ordering::AcqRel);
             if at != CLOSED && at & 1 == 0 {
                 unmap(n, at);

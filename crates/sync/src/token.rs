@@ -1,77 +1,75 @@
-//! Tokens: the right to use one direction of a stream, biased to one thread.
+//! Tokens: the right to use one direction of a stream, biased towards one thread.
 //!
 //! One thread owns a direction at first and enters without an atomic
 //! read-modify-write and without a fence: it raises its own `in_flight` flag and
-//! looks again whether it still owns. Another thread that wants in marks the
-//! owner word and runs a heavy fence: after that, either the old owner's flag
-//! is visible to it, or the old owner will see that it lost the token. From
-//! then on everybody, the old owner included, uses an ordinary lock. Nobody
-//! waits for a thread that is not inside an operation, and nobody sleeps while
-//! inside one.
+//! looks again whether it still owns. Another thread that wants to enter marks the owner word and
+//! runs a heavy fence. After that, either it sees the old owner's flag, or the old owner sees that
+//! it has lost the token. From then on all threads, the old owner included, use an ordinary lock.
+//! No thread waits for a thread outside an operation, and no thread sleeps inside one.
 //!
-//! The flag is a number: *inside* is who has written there anything but the token's *position*, where
-//! in the stream it stands. So an operation that knows where it will end writes that, and is
-//! outside by moving the position there, which it has to do anyway.
+//! The flag is a number. The owner is *inside* if and only if `in_flight` differs from the token's
+//! *position* in the stream. So an operation that knows its end position writes that number into the
+//! flag. When it moves the position there, which it has to do anyway, it is outside.
 //!
-//! The owner may also leave itself a *credit* for operations to come: a word that it sets while
-//! inside, and that whoever takes over clears. An operation on credit raises the flag and looks
-//! at that word, which it needs anyway, instead of at the owner's.
+//! The owner may also leave itself a *credit* for later operations: a word that it sets while
+//! inside, and that a thread clears when it takes over. An operation on credit raises the flag and
+//! looks at that word, which it needs anyway, instead of at the owner word.
 //!
-//! Values of the owner word, in the order in which it takes them: 0 (nobody
-//! yet), `me` of the first thread, `me | REVOKING` while somebody takes over,
-//! [`SHARED`] for ever. An owner that leaves for good gives the token back
-//! ([`Entered::give_back`]): 0 again.
+//! Values of the owner word, in this order: 0 (no thread yet), `me` of the first thread, `me |
+//! REVOKING` while another thread takes over, [`SHARED`] for ever. An owner that leaves for good
+//! gives the token back ([`Entered::give_back`]): the word is 0 again.
 
 use crate::atomic::{AtomicU64, Ordering};
 use crate::light_fence;
 
 /// Owner value: use the lock.
 const SHARED: u64 = 1;
-/// Bit of the owner word beside the old owner's identity: somebody takes over;
-/// whoever finds this helps. The identity stays, so that a signal handler on
-/// top of the old owner does not wait for itself.
+/// Bit of the owner word beside the old owner's identity: a thread takes over, and any thread that
+/// finds this bit helps. The identity stays, so that a signal handler that has interrupted the old
+/// owner does not wait for itself.
 const REVOKING: u64 = 1;
 
 /// The calling thread is already inside: a signal handler interrupted it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reentered;
 
-/// [`Words::in_flight`] of who cannot say where it will end. No position.
+/// Value of [`Words::in_flight`] for an operation that does not know its end position. It is never
+/// a position.
 const ENTERED: u64 = u64::MAX;
 
-/// The words of a token. All zero: nobody has ever entered.
+/// The words of a token. All zero: no thread has ever entered.
 pub trait Words {
     /// See the module's description.
     fn owner(&self) -> &AtomicU64;
-    /// Not [`Words::position`]: the owner is inside. Written by the owner only, and not looked at any
-    /// more once the lock is used.
+    /// Different from [`Words::position`]: the owner is inside. Only the owner writes it. Once the
+    /// lock is used, nothing reads it.
     fn in_flight(&self) -> &AtomicU64;
-    /// Written inside only, and by releases. Not [`u64::MAX`].
+    /// Written only inside, with release. Never [`u64::MAX`].
     fn position(&self) -> &AtomicU64;
     /// The lock: identity of its holder, or 0.
     fn shared(&self) -> &AtomicU64;
-    /// Clears the credit. The owner does so as well before it changes what the credit is about.
+    /// Clears the credit. The owner also does so before it changes what the credit depends on.
     fn withdraw(&self);
 }
 
-/// What the protocol needs of the system.
+/// System functions that the protocol needs.
 pub trait Env {
-    /// The other half of [`light_fence`]: `membarrier`.
+    /// The other half of [`light_fence`], by `membarrier`.
     fn heavy_fence();
-    /// Called while waiting for a thread that is inside, for the `turn`-th time.
+    /// Called for the `turn`-th time while waiting for a thread that is inside.
     fn pause(turn: u32);
     /// A bias was revoked.
     fn took_over() {}
 }
 
-/// Entered; leaves on drop.
+/// The thread is inside; a drop leaves.
 pub struct Entered<'a, W: Words> {
     w: &'a W,
     shared: bool,
 }
 
-/// Entered by the owner, whose the token still is; leaves on drop. A type of its own, so
-/// that leaving needs no look at how one came in.
+/// The owner is inside, and still owns the token; a drop leaves. It is a type of its own, so that
+/// leaving needs no look at how the thread entered.
 pub struct Owned<'a, W: Words>(&'a W);
 
 impl<W: Words> Drop for Owned<'_, W> {
@@ -81,19 +79,20 @@ impl<W: Words> Drop for Owned<'_, W> {
     }
 }
 
-/// An operation on credit that has not been begun; drop: it will not be.
+/// An operation on credit that has not begun; after a drop it never will.
 pub struct OnCredit<'a, W: Words>(&'a W);
 
 impl<W: Words> OnCredit<'_, W> {
-    /// There is credit. From here on one is inside, until one moves the position to where one has said; by
-    /// a release, as in [`leave`], and as the last of what one does.
+    /// There is credit. From here on the thread is inside, until it moves the position to the announced
+    /// number. It does that with release, as in [`leave`], as its last step.
     #[inline(always)]
     pub fn begin(self) {
         core::mem::forget(self);
     }
 }
 
-/// What was begun ([`OnCredit::begin`]) cannot be done: the position stays where it is, and one is outside.
+/// An operation that has begun ([`OnCredit::begin`]) is impossible. The position stays where it is, and
+/// the thread is outside.
 #[inline(always)]
 pub fn not_done<W: Words>(w: &W) {
     drop(OnCredit(w));
@@ -102,31 +101,55 @@ pub fn not_done<W: Words>(w: &W) {
 impl<W: Words> Drop for OnCredit<'_, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // What was said may be the position by now, if signal handlers have moved it before they could
-        // see it. One more must not do so between the two accesses of `leave`.
+        // The announced number may be the position by now, if signal handlers have moved the position
+        // before they could see the number. No further one may do so between the two accesses of
+        // `leave`.
         self.0.in_flight().store(ENTERED, Ordering::Relaxed);
         light_fence();
         leave(self.0);
     }
 }
 
-/// Is the owner inside? Says nothing once the lock is used; but who then looks at the owner word sees that.
+/// Is the owner inside? The answer means nothing once the lock is used; but a caller that then looks at the
+/// owner word sees that.
 pub fn in_critical_section<W: Words>(w: &W) -> bool {
-    // In this order: who has written what is read first is outside when the position is there; and
-    // what it enters next it does after that load, so that it sees what was stored before.
-    // Acquire pairs with the release in `leave`, and with those that move the position.
+    // The order matters. A thread that has written the first value is outside when the position is
+    // there. Its next entry comes after that load, so it sees what was stored before. Acquire pairs
+    // with the release in `leave`, and with those that move the position.
     let in_flight = w.in_flight().load(Ordering::Acquire);
     in_flight != w.position().load(Ordering::Acquire)
 }
 
-/// By the owner, inside.
+/// Does the thread `me` own the token?
+#[inline]
+pub fn is_owner<W: Words>(w: &W, me: u64) -> bool {
+    w.owner().load(Ordering::Relaxed) == me
+}
+
+/// Did a thread end inside? `is_dead` says which threads have ended.
+pub fn died_inside<W: Words>(w: &W, is_dead: impl Fn(u64) -> bool) -> bool {
+    is_dead(w.shared().load(Ordering::Acquire)) || in_critical_section(w) && is_dead(w.owner().load(Ordering::Acquire))
+}
+
+/// Threads that have ended are outside from here on, so no other thread waits for them. Their progress is unknown.
+pub fn expel<W: Words>(w: &W, is_dead: impl Fn(u64) -> bool) {
+    if is_dead(w.owner().load(Ordering::Acquire)) {
+        leave(w);
+    }
+    let holder = w.shared().load(Ordering::Acquire);
+    if is_dead(holder) {
+        let _ = w.shared().compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// Called by the owner, inside.
 #[inline(always)]
 fn leave<W: Words>(w: &W) {
-    // Release: what was done inside, for the acquire of whoever enters next.
+    // Release: publishes what was done inside, to the acquire of the next thread that enters.
     w.in_flight().store(w.position().load(Ordering::Relaxed), Ordering::Release);
 }
 
-/// The common case of [`enter`]: the token is this thread's, and nobody takes over.
+/// The common case of [`enter`]: this thread owns the token, and no thread takes over.
 #[inline(always)]
 pub fn enter_owned<W: Words>(w: &W, me: u64) -> Option<Owned<'_, W>> {
     if w.owner().load(Ordering::Relaxed) != me {
@@ -137,7 +160,7 @@ pub fn enter_owned<W: Words>(w: &W, me: u64) -> Option<Owned<'_, W>> {
 }
 
 /// The same by the thread that left the credit. It is inside if it finds the credit not cleared;
-/// if it does, it leaves at once. Another thread must not call it: `in_flight` is the owner's alone.
+/// otherwise it leaves at once. Only this thread may call it: `in_flight` belongs to the owner.
 #[inline(always)]
 pub fn enter_on_credit<W: Words>(w: &W) -> Option<Owned<'_, W>> {
     if w.in_flight().load(Ordering::Relaxed) != w.position().load(Ordering::Relaxed) {
@@ -148,7 +171,7 @@ pub fn enter_on_credit<W: Words>(w: &W) -> Option<Owned<'_, W>> {
     Some(Owned(w))
 }
 
-/// [`enter_on_credit`] for an operation that moves the position from where it is, `from`, `to` somewhere else.
+/// [`enter_on_credit`] for an operation that moves the position from `from` to `to`.
 #[inline(always)]
 pub fn on_credit<W: Words>(w: &W, from: u64, to: u64) -> Option<OnCredit<'_, W>> {
     if w.in_flight().load(Ordering::Relaxed) != from {
@@ -157,12 +180,12 @@ pub fn on_credit<W: Words>(w: &W, from: u64, to: u64) -> Option<OnCredit<'_, W>>
     w.in_flight().store(to, Ordering::Relaxed);
     light_fence();
     let inside = OnCredit(w);
-    // Not if a signal handler has moved it before it could see that.
+    // It fails if a signal handler has moved the position before it could see that.
     (w.position().load(Ordering::Relaxed) == from).then_some(inside)
 }
 
-/// Enter as thread `me`: a non-zero even number that no other thread has.
-/// Waits for a thread that is inside.
+/// Enters as thread `me`: a non-zero even number that no other thread has. Waits for a thread that
+/// is inside.
 #[inline(always)]
 pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reentered> {
     match enter_owned(w, me) {
@@ -178,14 +201,14 @@ pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reenter
 #[inline(never)]
 fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reentered> {
     loop {
-        // Acquire pairs with the release of whoever wrote the value.
+        // Acquire pairs with the release of the thread that wrote the value.
         match w.owner().load(Ordering::Acquire) {
             0 => {
                 let _ = w.owner().compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed);
             }
             SHARED => return lock::<E, W>(w, me),
             o if o & !REVOKING == me && in_critical_section(w) => {
-                // Unless another has taken over just now, which none does while we are inside.
+                // Another thread may have taken over just now; none does while this one is inside.
                 if w.owner().load(Ordering::Acquire) != SHARED {
                     return Err(Reentered);
                 }
@@ -204,13 +227,14 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reen
                     }
                     E::took_over();
                 }
-                // Seeing the flag down once is enough: raised later, the owner
-                // finds that it lost the token. Once another has taken over the position moves, and
-                // the flag says nothing.
+                // It is enough to see the flag down once: an owner that raises it later finds that
+                // it has lost the token. Once another thread has taken over, the position moves,
+                // and the flag means nothing.
                 let outside = || !in_critical_section(w) || w.owner().load(Ordering::Acquire) == SHARED;
                 E::heavy_fence();
                 wait::<E>(outside);
-                // From here on nobody gives credit; who raises the flag later finds none.
+                // From here on no thread gives credit, and one that raises the flag later finds
+                // none.
                 w.withdraw();
                 E::heavy_fence();
                 wait::<E>(outside);
@@ -238,14 +262,14 @@ fn wait<E: Env>(mut done: impl FnMut() -> bool) {
 }
 
 impl<W: Words> Entered<'_, W> {
-    /// Leaves, and for good: the next one that enters owns the token as if nobody had before. `me` has
-    /// withdrawn its credit while inside, and does not enter on credit again.
+    /// Leaves for good: the next thread that enters becomes the owner, as if none had entered before.
+    /// `me` has withdrawn its credit while inside, and does not enter on credit again.
     pub fn give_back(self, me: u64) {
         let (w, shared) = (self.w, self.shared);
         drop(self);
         if !shared {
-            // Fails where somebody takes over. Release: what was done inside, for the acquire of the
-            // exchange by which the next one becomes the owner.
+            // It fails if another thread takes over. Release: publishes what was done inside, to
+            // the acquire of the exchange by which the next thread becomes the owner.
             let _ = w.owner().compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
         }
     }
@@ -263,7 +287,7 @@ impl<W: Words> Drop for Entered<'_, W> {
     }
 }
 
-/// Nobody has ever entered: values for a recycled token that no thread uses.
+/// Sets the values for a recycled token that no thread uses: no thread has ever entered.
 pub fn reset<W: Words>(w: &W) {
     w.owner().store(0, Ordering::Relaxed);
     w.in_flight().store(w.position().load(Ordering::Relaxed), Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! A thread that takes something out of what it waits for, and others that put it back for
-//! it while it sleeps.
+//! A thread takes an object out of the set it waits on (an epoll instance). Other threads can put
+//! the object back while the thread sleeps.
 //!
-//! Taking out and putting in are system calls, so neither side is one step. Whatever they are
-//! interleaved with: while the word says "not unsubscribed", it is in.
+//! Taking out and putting in are system calls, so neither is one atomic step. In every
+//! interleaving, the object is in the set whenever the word says "not unsubscribed".
 
 use crate::atomic::{fence, AtomicBool, Ordering};
 
@@ -27,14 +27,15 @@ impl Unsubscribed {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Nothing is in or out any more.
+    /// For a new use of this word: no object is put in or taken out.
     pub fn reset(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Only the thread itself: `take_out`, while it `may`. That is asked when everybody can see
-    /// that it is out: who changes it then calls [`Unsubscribed::resubscribe`], and either finds the thread
-    /// unsubscribed or is seen here.
+    /// Called only by the waiting thread: runs `take_out`, unless `may` returns false. `may` is
+    /// called when all threads can see that the object is out. A thread that changes the answer of
+    /// `may` calls [`Unsubscribed::resubscribe`] afterwards. So either that call finds the object
+    /// out, or `may` sees the change.
     pub fn unsubscribe(&self, take_out: impl FnOnce(), may: impl FnOnce() -> bool, put_in: impl FnOnce()) {
         if self.0.swap(true, Ordering::SeqCst) {
             return;
@@ -42,7 +43,8 @@ impl Unsubscribed {
         take_out();
         // Pairs with the fence in `resubscribe`.
         fence(Ordering::SeqCst);
-        // Whoever has been here meanwhile may have put it in before it was taken out.
+        // Another thread may have put the object in meanwhile, even before this thread took it
+        // out.
         let stays = may() && self.0.load(Ordering::SeqCst);
         if !stays {
             self.0.store(false, Ordering::SeqCst);
@@ -50,7 +52,7 @@ impl Unsubscribed {
         }
     }
 
-    /// Any thread: it is put in again.
+    /// Called by any thread: puts the object in again.
     pub fn resubscribe(&self, put_in: impl FnOnce()) {
         // Pairs with the fence in `unsubscribe`.
         fence(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! A futex and a descriptor in one sleep: the kernel has no other call for both than a ring of io_uring's.
+//! One sleep on both a futex and a descriptor. The kernel offers this only by io_uring.
 
 use crate::{close, mmap_briefly, munmap, raw, Errno, Result};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ const OP_FUTEX_WAIT: u8 = 51;
 const FUTEX2_SIZE_U32: u32 = 2;
 const ENTER_GETEVENTS: u32 = 1 << 0;
 const ENTER_EXT_ARG: u32 = 1 << 3;
-/// `io_uring_params`, in words.
+/// Indices of fields in `io_uring_params`, counted in words of 4 bytes.
 const SQ_ENTRIES: usize = 0;
 const CQ_ENTRIES: usize = 1;
 const FEATURES: usize = 5;
@@ -17,7 +17,8 @@ const SQ_ARRAY: usize = 16;
 const CQ_HEAD: usize = 20;
 const CQ_TAIL: usize = 21;
 const CQ_CQES: usize = 25;
-/// Both queues are one mapping, and a wait can have a limit (`EXT_ARG`, Linux 5.11).
+/// Needed features: both queues are in one mapping, and a wait can have a limit (`EXT_ARG`, Linux
+/// 5.11).
 const NEEDED: u32 = 1 << 0 | 1 << 8;
 const SQES: usize = 0x1000_0000;
 const CQE: usize = 16;
@@ -41,8 +42,9 @@ struct Request {
 }
 const _: () = assert!(core::mem::size_of::<Request>() == 64);
 
-/// A descriptor (close-on-exec) for [`wait`], of this thread alone: until `word` is woken or is not
-/// `expected`, or `fd` is readable. To be closed after one wait. ENOSYS: not before Linux 6.7.
+/// Makes a descriptor (close-on-exec) for one call of [`wait`] by this thread. The wait ends when
+/// `word` is woken or is not `expected`, or when `fd` is readable. The caller closes the
+/// descriptor afterwards. ENOSYS: Linux before 6.7.
 pub fn ring(word: &AtomicU32, expected: u32, fd: i32) -> Result<i32> {
     let mut p = [0u32; 30];
     // SAFETY: the kernel writes the 120 bytes of its parameters.
@@ -65,7 +67,7 @@ pub fn ring(word: &AtomicU32, expected: u32, fd: i32) -> Result<i32> {
     r.map(|()| ring)
 }
 
-/// The queues are needed for this only: they are not mapped while the thread sleeps.
+/// Submits both requests. The queues are mapped only here, and not while the thread sleeps.
 fn submit(ring: i32, p: &[u32; 30], requests: [Request; 2]) -> Result<()> {
     let at = |i: usize| p[i] as usize;
     let len = (at(SQ_ARRAY) + at(SQ_ENTRIES) * 4).max(at(CQ_CQES) + at(CQ_ENTRIES) * CQE);
@@ -73,8 +75,8 @@ fn submit(ring: i32, p: &[u32; 30], requests: [Request; 2]) -> Result<()> {
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
     let queues = mmap_briefly(len, access, flags, ring, 0)?;
     let r = mmap_briefly(sqes, access, flags, ring, SQES).and_then(|array| {
-        // SAFETY: as large and laid out as the kernel has just said, for at least two requests; nobody
-        // else has the ring.
+        // SAFETY: the mappings have the size and layout that the kernel has just returned, with
+        // room for at least two requests; no other code has the ring.
         let r = unsafe {
             for (i, request) in requests.into_iter().enumerate() {
                 array.cast::<Request>().add(i).write(request);
@@ -84,7 +86,7 @@ fn submit(ring: i32, p: &[u32; 30], requests: [Request; 2]) -> Result<()> {
             raw(libc::SYS_io_uring_enter, [ring as usize, 2, 0, 0, 0, 0]).and_then(|n| {
                 let word = |i: usize| (*queues.add(at(i)).cast::<AtomicU32>()).load(Ordering::Acquire);
                 let answers = word(CQ_TAIL).wrapping_sub(word(CQ_HEAD)).min(2) as usize;
-                // Behind `user_data`.
+                // The result comes after `user_data`.
                 let result = |i: usize| queues.add(at(CQ_CQES) + i * CQE + 8).cast::<i32>().read();
                 let unknown = (0..answers).any(|i| ![0, -libc::EAGAIN, libc::POLLIN as i32].contains(&result(i)));
                 if n < 2 || unknown {
@@ -94,16 +96,17 @@ fn submit(ring: i32, p: &[u32; 30], requests: [Request; 2]) -> Result<()> {
                 }
             })
         };
-        // SAFETY: mapped above; nothing refers to it any more.
+        // SAFETY: mapped above; nothing refers to the mapping any more.
         let _ = unsafe { munmap(array, sqes) };
         r
     });
-    // SAFETY: mapped above; nothing refers to it any more.
+    // SAFETY: mapped above; nothing refers to the mapping any more.
     let _ = unsafe { munmap(queues, len) };
     r
 }
 
-/// Sleeps until one of both has happened. Errors: EINTR, ETIMEDOUT; any other one: there is no such sleep.
+/// Sleeps until the futex or the descriptor has an event. Errors: EINTR, ETIMEDOUT; any other
+/// error: the kernel cannot sleep in this way.
 pub fn wait(ring: i32, timeout_ns: u64) -> Result<()> {
     let ts = crate::calls::timespec(timeout_ns);
     // `io_uring_getevents_arg`: no mask.
@@ -128,7 +131,7 @@ mod tests {
 
     const LONG: u64 = 60_000_000_000;
 
-    /// None: this kernel has none (before 6.7).
+    /// None: this kernel cannot do it (Linux before 6.7).
     fn ring_of(word: &AtomicU32, expected: u32, fd: i32) -> Option<i32> {
         match ring(word, expected, fd) {
             Err(Errno::ENOSYS | Errno::EPERM) => {

@@ -1,11 +1,11 @@
-//! System calls by name. Descriptors are plain numbers: they belong to the
-//! application as often as to us.
+//! System calls as functions. Descriptors are plain numbers, because most of them belong to the
+//! application and not to the library.
 //!
 //! Long: a list of system calls.
 
 use crate::arch::syscall6;
 use crate::errno::{Errno, Result};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 macro_rules! sc {
     ($n:ident) => { sc!($n, 0) };
@@ -13,15 +13,16 @@ macro_rules! sc {
         let mut args = [0usize; 6];
         let mut _i = 0;
         $( args[_i] = $a as usize; _i += 1; )+
-        // SAFETY: each wrapper below states or takes over what its call needs.
+        // SAFETY: each function below makes sure of what its call needs, or demands it from those
+        // who use it.
         Errno::decode(unsafe { syscall6(libc::$n as usize, args) })
     }};
 }
 
-/// Any system call, for what has no wrapper here.
+/// Any system call that has no function here.
 ///
 /// # Safety
-/// As the call demands of its arguments.
+/// The arguments are as the system call demands.
 #[inline]
 pub unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the arguments are as this call demands; the assembly follows the kernel's convention.
@@ -42,7 +43,7 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
     sc!(SYS_socketpair, domain, ty, 0, sv.as_mut_ptr())?;
     Ok(sv)
 }
-/// RLIMIT_AS of this process, soft and hard, before it is `new`.
+/// Returns RLIMIT_AS of this process, soft and hard. Afterwards it is `new`, if given.
 pub fn address_space_limit(new: Option<(u64, u64)>) -> Result<(u64, u64)> {
     prlimit(libc::RLIMIT_AS, new)
 }
@@ -53,7 +54,7 @@ fn prlimit(resource: u32, new: Option<(u64, u64)>) -> Result<(u64, u64)> {
     sc!(SYS_prlimit64, 0, resource, set, old.as_mut_ptr())?;
     Ok((old[0], old[1]))
 }
-/// The soft limit of a resource; none where it may not be asked.
+/// The soft limit of a resource. No limit if the process may not read it.
 pub fn limit(resource: u32) -> u64 {
     prlimit(resource, None).map_or(libc::RLIM64_INFINITY, |(soft, _)| soft)
 }
@@ -61,14 +62,14 @@ pub fn limit(resource: u32) -> u64 {
 pub fn page_size() -> usize {
     crate::vdso::auxiliary(libc::AT_PAGESZ).unwrap_or(4096)
 }
-/// The beginning of a file, as far as `buf` has room.
+/// The beginning of a file, as many bytes as fit into `buf`.
 pub fn read_file<'a>(path: &core::ffi::CStr, buf: &'a mut [u8]) -> Result<&'a [u8]> {
     let fd = sc!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)? as i32;
     let n = sc!(SYS_pread64, fd, buf.as_mut_ptr(), buf.len(), 0);
     let _ = close(fd);
     Ok(&buf[..n?])
 }
-/// Nothing in the range is kept in memory on the program's behalf (`mlockall`).
+/// Undoes the program's `mlockall` for a range: the kernel need not keep it in memory.
 pub fn munlock(at: *mut u8, len: usize) {
     let _ = sc!(SYS_munlock, at, len);
 }
@@ -131,6 +132,14 @@ pub fn getsockopt(fd: i32, level: i32, name: i32, val: &mut [u8]) -> Result<usiz
     sc!(SYS_getsockopt, fd, level, name, val.as_mut_ptr(), &mut len as *mut u32)?;
     Ok(len as usize)
 }
+/// SO_RCVTIMEO or SO_SNDTIMEO of a socket, nanoseconds; 0: no limit.
+pub fn time_option(fd: i32, name: i32) -> Result<u64> {
+    let mut t = [0u8; 16];
+    getsockopt(fd, libc::SOL_SOCKET, name, &mut t)?;
+    // A `struct timeval`.
+    let part = |at: usize| t[at..].first_chunk().map_or(0, |v| i64::from_ne_bytes(*v)).max(0) as u64;
+    Ok(part(0).saturating_mul(1_000_000_000).saturating_add(part(8) * 1000))
+}
 pub fn fcntl(fd: i32, cmd: i32, arg: usize) -> Result<i32> {
     sc!(SYS_fcntl, fd, cmd, arg).map(|v| v as i32)
 }
@@ -144,17 +153,18 @@ pub fn ftruncate(fd: i32, size: usize) -> Result<()> {
     }
     sc!(SYS_ftruncate, fd, size).map(drop)
 }
-/// A new mapping where the kernel likes. It is not written into a core file: most are larger than what is used of them,
-/// and the kernel would make memory of all of it.
+/// A new mapping at an address that the kernel chooses. It is not written to core files: most
+/// mappings are larger than their used part, and the kernel would allocate memory for all of it.
 pub fn mmap(len: usize, prot: i32, flags: i32, fd: i32, off: usize) -> Result<*mut u8> {
     mmap_briefly(len, prot, flags, fd, off).inspect(|at| dont_dump(*at, len))
 }
-/// [`mmap`] for the length of one call.
+/// [`mmap`] for a mapping that lasts no longer than one call.
 pub fn mmap_briefly(len: usize, prot: i32, flags: i32, fd: i32, off: usize) -> Result<*mut u8> {
     sc!(SYS_mmap, 0, len, prot, flags & !libc::MAP_FIXED, fd, off).map(|v| v as *mut u8)
 }
 static ADVISES: AtomicBool = AtomicBool::new(true);
-/// Mappings made from now on may be in a core file: a filter of system calls may forbid to say otherwise.
+/// From now on mappings may be in core files, because a filter of system calls may forbid
+/// `madvise`.
 pub fn stop_advising() {
     ADVISES.store(false, Ordering::Relaxed);
 }
@@ -162,15 +172,16 @@ fn dont_dump(at: *mut u8, len: usize) {
     if !ADVISES.load(Ordering::Relaxed) {
         return;
     }
-    // (A failure costs room in a core file.)
+    // (If this fails, a core file is larger; nothing else happens.)
     let _ = sc!(SYS_madvise, at, len, libc::MADV_DONTDUMP);
 }
-/// Another mapping, of `len` bytes, of the shared file that is mapped at `at`, from there on: also of what comes behind
-/// the end of that mapping. It needs no descriptor, and is in no core file if that one is in none.
+/// Maps the shared file that is mapped at `at` a second time: `len` bytes from there on, even
+/// beyond the end of the first mapping. This needs no descriptor. If the first mapping is in no
+/// core file, this one is not, either.
 pub fn mmap_again(at: *mut u8, len: usize) -> Result<*mut u8> {
     sc!(SYS_mremap, at, 0, len, libc::MREMAP_MAYMOVE).map(|v| v as *mut u8)
 }
-/// Replaces what lies at `at`; as with [`mmap`], no core file has it.
+/// Replaces the memory at `at` by a new mapping, which (as with [`mmap`]) is in no core file.
 ///
 /// # Safety
 /// The range belongs to the caller and nobody relies on its content.
@@ -183,7 +194,7 @@ pub unsafe fn mprotect(at: *mut u8, len: usize, prot: i32) -> Result<()> {
     sc!(SYS_mprotect, at, len, prot).map(drop)
 }
 /// # Safety
-/// Nobody uses the range any more.
+/// Nothing uses the range any more.
 pub unsafe fn munmap(at: *mut u8, len: usize) -> Result<()> {
     sc!(SYS_munmap, at, len).map(drop)
 }
@@ -220,8 +231,9 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> R
     let p = ts.as_ref().map_or(core::ptr::null(), |t| t as *const libc::timespec);
     sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAIT, expected, p, 0, 0).map(drop)
 }
-/// Sleep while all words are as expected; the kernel restarts it after a signal as it restarts [`futex_wait`]
-/// without a limit. Errors: EAGAIN, EINTR, ETIMEDOUT, ENOSYS before Linux 5.16.
+/// Sleeps while all words have the expected values. After a signal the kernel restarts this as it
+/// restarts [`futex_wait`] without a limit. Errors: EAGAIN, EINTR, ETIMEDOUT; ENOSYS: Linux
+/// before 5.16.
 pub fn futex_wait_any<const N: usize>(words: [(&AtomicU32, u32); N], timeout_ns: Option<u64>) -> Result<()> {
     #[repr(C)]
     struct Waiter {
@@ -246,7 +258,7 @@ pub fn futex_wake(word: &AtomicU32, n: i32) {
     let _ = sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAKE, n, 0, 0, 0);
 }
 
-/// Wakes all sleepers of a futex that lay at this address; it may be gone.
+/// Wakes all sleepers of a futex that was at this address. The memory may be gone.
 pub fn futex_wake_at(at: usize) {
     let _ = sc!(SYS_futex, at, libc::FUTEX_WAKE, i32::MAX, 0, 0, 0);
 }
@@ -262,29 +274,25 @@ pub fn membarrier(cmd: i32) -> Result<()> {
 /// has passed a full barrier.
 pub fn heavy_fence() {
     if membarrier(MEMBARRIER_GLOBAL_EXPEDITED).is_err() {
-        // Registration was checked at start; a seccomp filter installed later
-        // may still forbid the call. The ordinary fence is then all we have,
-        // and sleeps are bounded by the caller.
+        // The start has checked that this works, but a seccomp filter that was installed later
+        // may forbid the call. The ordinary fence is weaker, so callers limit their sleeps.
         core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
     }
 }
 
-/// Signal 0: does the process exist?
+/// Sends a signal. Signal 0 only checks whether the process exists.
 pub fn kill(pid: i32, signal: i32) -> Result<()> {
     sc!(SYS_kill, pid, signal).map(drop)
 }
 fn stat(path: &core::ffi::CStr) -> Result<libc::stat> {
     let mut st = core::mem::MaybeUninit::<libc::stat>::zeroed();
     sc!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), st.as_mut_ptr(), 0)?;
-    // SAFETY: zeroed, and filled in by the kernel.
+    // SAFETY: all bytes are initialised (zeroed, then written by the kernel), and `stat` has only integers.
     Ok(unsafe { st.assume_init() })
 }
-/// Names of a file; of a directory, mostly two and one for each directory in it.
-#[allow(clippy::unnecessary_cast)] // 32 bits on arm64
+/// Number of links of a file. A directory usually has two, and one for each directory in it.
 pub fn links(path: &core::ffi::CStr) -> Result<u64> {
-    // (32 bits wide on aarch64.)
-    #[allow(clippy::unnecessary_cast)]
-    stat(path).map(|s| s.st_nlink as u64)
+    stat(path).map(|s| s.st_nlink)
 }
 /// Inode number of a file.
 pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
@@ -294,11 +302,11 @@ pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
 pub fn owner_and_mode(path: &core::ffi::CStr) -> Result<(u32, u32)> {
     stat(path).map(|s| (s.st_uid, s.st_mode))
 }
-/// Type and permissions of what a descriptor refers to.
+/// Type and permissions of the file behind a descriptor.
 pub fn mode(fd: i32) -> Result<u32> {
     ownership(fd).map(|(mode, _, _)| mode)
 }
-/// Type and permissions of what a descriptor refers to, its user and its group.
+/// Type and permissions, user and group of the file behind a descriptor.
 pub fn ownership(fd: i32) -> Result<(u32, u32, u32)> {
     let mut s = core::mem::MaybeUninit::<libc::stat>::uninit();
     sc!(SYS_fstat, fd, s.as_mut_ptr())?;
@@ -306,7 +314,7 @@ pub fn ownership(fd: i32) -> Result<(u32, u32, u32)> {
     let s = unsafe { s.assume_init() };
     Ok((s.st_mode, s.st_uid, s.st_gid))
 }
-/// What a file says of its size, bytes.
+/// The size of a file in bytes.
 pub fn size(path: &core::ffi::CStr) -> Result<u64> {
     stat(path).map(|s| s.st_size as u64)
 }
@@ -339,7 +347,7 @@ pub fn nanosleep(ns: u64) {
 pub fn getrandom_u64() -> u64 {
     let mut v = 0u64;
     if sc!(SYS_getrandom, &mut v as *mut u64, 8, libc::GRND_NONBLOCK) != Ok(8) {
-        v = now_ns() ^ ((getpid() as u64) << 40) ^ crate::arch::ticks();
+        v = now_ns() ^ ((getpid() as u64) << 40) ^ (&raw const v as u64);
     }
     v
 }
@@ -363,8 +371,7 @@ pub fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: Option<&libc::epoll_event>) -> R
     let p = ev.map_or(core::ptr::null(), |e| e as *const libc::epoll_event);
     sc!(SYS_epoll_ctl, ep, op, fd, p).map(drop)
 }
-/// Falls back to `epoll_pwait` with milliseconds rounded up where
-/// `epoll_pwait2` is missing.
+/// Uses `epoll_pwait` if the kernel lacks `epoll_pwait2`; milliseconds are then rounded up.
 ///
 /// # Safety
 /// `evs` has room for `max` events; `mask` is null or a signal mask.
@@ -388,7 +395,7 @@ pub unsafe fn epoll_wait(
     }
 }
 
-/// Are there handlers that say SA_RESTART, and handlers that do not?
+/// Are there both handlers with SA_RESTART and handlers without?
 pub fn signals_disagree() -> bool {
     let mut said = [false; 2];
     for signal in 1..=64 {
@@ -408,14 +415,21 @@ pub(crate) fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// The kernel's tick, nanoseconds: what its coarse clocks count in. 0: unknown.
+/// The kernel's tick in nanoseconds, which is the unit of its coarse clocks. It is read once. 0:
+/// unknown.
 pub fn clock_tick_ns() -> u64 {
-    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    match sc!(SYS_clock_getres, libc::CLOCK_MONOTONIC_COARSE, &mut ts as *mut libc::timespec) {
-        Ok(_) => ts.tv_nsec as u64,
-        Err(_) => 0,
+    static TICK: AtomicU64 = AtomicU64::new(0);
+    let known = TICK.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
     }
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let asked = sc!(SYS_clock_getres, libc::CLOCK_MONOTONIC_COARSE, &mut ts as *mut libc::timespec);
+    let tick = asked.map_or(0, |_| ts.tv_nsec as u64);
+    TICK.store(tick, Ordering::Relaxed);
+    tick
 }
+
 /// CLOCK_MONOTONIC, nanoseconds.
 #[inline]
 pub fn now_ns() -> u64 {

@@ -22,7 +22,7 @@ impl Errno {
         self.0.get()
     }
 
-    /// Kernel return convention: -4095..=-1 is an error.
+    /// Decodes the kernel's return value: -4095..=-1 is an error.
     #[inline(always)]
     pub(crate) fn decode(ret: isize) -> Result<usize> {
         if (-4095..0).contains(&ret) {
@@ -32,7 +32,7 @@ impl Errno {
         }
     }
 
-    /// What the calling thread's `errno` says.
+    /// The `errno` of the calling thread.
     pub fn last() -> Self {
         // SAFETY: glibc's errno location is valid for the life of the thread.
         Errno::new(unsafe { *libc::__errno_location() })
@@ -52,17 +52,17 @@ impl core::fmt::Debug for Errno {
     }
 }
 
-/// Keeps the application's errno over a piece of our own work.
+/// Saves the application's errno while the library works, and restores it afterwards.
 pub struct Saved(i32);
 
 impl Saved {
     #[inline]
     pub fn errno() -> Self {
-        // SAFETY: as in `Errno::set`.
+        // SAFETY: libc's errno location is valid for the life of the thread.
         Saved(unsafe { *libc::__errno_location() })
     }
 
-    /// Is it this error?
+    /// Is the saved value this error?
     #[inline]
     pub fn is(&self, e: Errno) -> bool {
         self.0 == e.raw()
@@ -72,8 +72,8 @@ impl Saved {
 impl Drop for Saved {
     #[inline]
     fn drop(&mut self) {
-        // (Written only if it has changed: after a fork a page that is written is copied.)
-        // SAFETY: as in `Errno::set`.
+        // (Written only if it has changed, because after a fork a write would copy the page.)
+        // SAFETY: libc's errno location is valid for the life of the thread.
         unsafe {
             let errno = libc::__errno_location();
             if *errno != self.0 {

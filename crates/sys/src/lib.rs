@@ -1,5 +1,5 @@
-//! The kernel, thinly: raw system calls that neither touch `errno` nor go
-//! through libc symbols (which this project itself interposes).
+//! A thin layer above the kernel: raw system calls, which neither change `errno` nor use libc
+//! symbols. (The library itself replaces some of these symbols.)
 #![no_std]
 
 mod arch;

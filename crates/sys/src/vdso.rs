@@ -1,27 +1,25 @@
-//! The clock and the CPU number that the kernel maps into every process, called without libc.
+//! Functions for the clock and the CPU number that the kernel maps into every process, called
+//! without libc.
 //!
-//! A program or another preloaded library may define `clock_gettime` (libfaketime does). The library's own time limits
-//! must run by the kernel's clock, so it finds the vDSO's functions by itself. Without a vDSO it uses system calls.
+//! A program or another preloaded library may replace `clock_gettime` (libfaketime does). The
+//! library's own time limits must use the kernel's clock, so the library finds the vDSO's
+//! functions itself. Without a vDSO it makes system calls.
 
 use crate::arch::syscall6;
 use crate::errno::{Errno, Result};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Addresses of the two functions; 0: not looked for yet, [`NONE`]: there is none.
+/// Addresses of the two functions; 0: not searched for yet; [`NONE`]: there is none.
 #[link_section = ".data.fsocket_start"]
 static CLOCK: AtomicUsize = AtomicUsize::new(0);
 #[link_section = ".data.fsocket_start"]
 static GETCPU: AtomicUsize = AtomicUsize::new(0);
 const NONE: usize = 1;
 
-#[cfg(target_arch = "x86_64")]
 const NAMES: [&[u8]; 2] = [b"__vdso_clock_gettime\0", b"__vdso_getcpu\0"];
-// (arm64 has no `getcpu` there.)
-#[cfg(not(target_arch = "x86_64"))]
-const NAMES: [&[u8]; 2] = [b"__kernel_clock_gettime\0", b"__kernel_getcpu\0"];
 
 /// # Safety
-/// As the call demands of its arguments.
+/// The arguments are as the system call demands.
 unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the arguments are as this call demands; the assembly follows the kernel's convention.
     Errno::decode(unsafe { syscall6(n as usize, args) })
@@ -39,10 +37,11 @@ pub fn clock_ns(clock: libc::clockid_t) -> u64 {
         at => at,
     };
     if at > NONE {
-        // SAFETY: the vDSO's function of that name, which is mapped as long as the process lives; `ts` is ours.
+        // SAFETY: the vDSO's function of that name, which is mapped as long as the process lives; `ts` is a
+        // local variable.
         unsafe { core::mem::transmute::<usize, ClockGettime>(at)(clock, &mut ts) };
     } else {
-        // SAFETY: `ts` is ours.
+        // SAFETY: `ts` is a local variable.
         let _ = unsafe { raw(libc::SYS_clock_gettime, [clock as usize, &raw mut ts as usize, 0, 0, 0, 0]) };
     }
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
@@ -56,21 +55,21 @@ pub fn cpu() -> Option<u32> {
         at => at,
     };
     let done = match at {
-        // SAFETY: `cpu` is ours; the other two arguments may be null.
+        // SAFETY: `cpu` is a local variable; the other two arguments may be null.
         NONE => unsafe { raw(libc::SYS_getcpu, [&raw mut cpu as usize, 0, 0, 0, 0, 0]) }.is_ok(),
-        // SAFETY: as in `clock_ns`.
+        // SAFETY: the vDSO's function of that name, which is mapped as long as the process lives; `cpu` is a local variable.
         at => unsafe { core::mem::transmute::<usize, Getcpu>(at)(&mut cpu, core::ptr::null_mut(), 0) == 0 },
     };
     done.then_some(cpu)
 }
 
-/// Looks for both functions; returns the `i`-th.
+/// Searches for both functions; returns the address of function `i`.
 #[cold]
 #[inline(never)]
 fn find(i: usize) -> usize {
     let base = base();
     let found = NAMES.map(|name| match base {
-        // SAFETY: the kernel's vDSO lies there.
+        // SAFETY: `base` is the address of the kernel's vDSO, which is a whole ELF image.
         Some(base) => unsafe { symbol(base, name) }.unwrap_or(NONE),
         None => NONE,
     });
@@ -84,10 +83,10 @@ fn base() -> Option<usize> {
     auxiliary(libc::AT_SYSINFO_EHDR)
 }
 
-/// An entry of the auxiliary vector; None: there is none, or it is 0. libc's function is asked: where something else has
-/// taken the kernel's place (valgrind), libc has the vector that counts.
+/// An entry of the auxiliary vector; None: there is none, or it is 0. Reads libc's copy, because
+/// a program that emulates the kernel (valgrind) has changed that copy.
 pub fn auxiliary(key: libc::c_ulong) -> Option<usize> {
-    // SAFETY: a number.
+    // SAFETY: the argument is a plain number.
     match unsafe { libc::getauxval(key) } {
         0 => None,
         value => Some(value as usize),
@@ -106,7 +105,7 @@ const SYMBOL_SIZE: usize = 24;
 /// Reads a value of an ELF image.
 ///
 /// # Safety
-/// The image has one at that address.
+/// The image has a value of this type at that address.
 unsafe fn at<T: Copy>(address: usize) -> T {
     // SAFETY: the image has a `T` there, at any alignment.
     unsafe { (address as *const T).read_unaligned() }
@@ -115,15 +114,16 @@ unsafe fn at<T: Copy>(address: usize) -> T {
 /// The address of a function in an ELF image (64-bit) that is mapped at `base`.
 ///
 /// # Safety
-/// There is one, whole, for as long as the process lives.
+/// A whole image is mapped at `base`, for as long as the process lives.
 unsafe fn symbol(base: usize, name: &[u8]) -> Option<usize> {
-    // SAFETY: offsets below are those of the ELF-64 format, and what they lead to lies in the image.
+    // SAFETY: the offsets below are those of the ELF-64 format, and they lead to places inside
+    // the image.
     unsafe {
         let headers = base + at::<u64>(base + EHDR_PHOFF) as usize;
         let n = at::<u16>(base + EHDR_PHNUM) as usize;
         let header = |i: usize| headers + i * PHDR_SIZE;
         let of_type = |t: u32| (0..n).map(header).find(|h| at::<u32>(*h) == t);
-        // What the image calls an address is relative to its first part's.
+        // Addresses in the image are relative to the address of its first segment.
         let load = of_type(libc::PT_LOAD)?;
         let shift = base + at::<u64>(load + 8) as usize - at::<u64>(load + 16) as usize;
         let mut dynamic = shift + at::<u64>(of_type(libc::PT_DYNAMIC)? + 16) as usize;
@@ -141,7 +141,7 @@ unsafe fn symbol(base: usize, name: &[u8]) -> Option<usize> {
         }
         let is_it = |s: &usize| {
             let text = strings + at::<u32>(*s) as usize;
-            // Defined here, and of that name.
+            // The symbol is defined in this image, and has this name.
             at::<u16>(s + 6) != 0 && name.iter().enumerate().all(|(i, c)| at::<u8>(text + i) == *c)
         };
         let found = (0..count).map(|i| symbols + i * SYMBOL_SIZE).find(is_it)?;
@@ -149,7 +149,7 @@ unsafe fn symbol(base: usize, name: &[u8]) -> Option<usize> {
     }
 }
 
-/// How many symbols a GNU hash table covers: up to the end of its last chain.
+/// Number of symbols that a GNU hash table covers: up to the end of the last chain.
 ///
 /// # Safety
 /// The table is whole.
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn the_kernels_clock_without_libc() {
         let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `ts` is ours.
+        // SAFETY: `ts` is a local variable.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
         let before = ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64;
         let now = clock_ns(libc::CLOCK_MONOTONIC);
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn an_image_that_lacks_a_name() {
         let base = base().unwrap();
-        // SAFETY: the vDSO's.
+        // SAFETY: `base` is the address of the vDSO, a whole image.
         assert_eq!(unsafe { symbol(base, b"__vdso_clock\0") }, None);
     }
 
@@ -197,7 +197,7 @@ mod tests {
     fn both_hash_tables_count_the_same() {
         // One bucket whose chain begins at symbol 1 and ends at symbol 3.
         let table: [u32; 10] = [1, 1, 1, 0, 0, 0, 1, 2, 4, 7];
-        // SAFETY: a table as in the format.
+        // SAFETY: one bucket and a chain that ends, in the format of the vDSO.
         assert_eq!(unsafe { symbols_of_gnu_hash(table.as_ptr() as usize) }, 4);
     }
 }

@@ -1,4 +1,4 @@
-//! The files that a build leaves.
+//! Paths of the files that a build makes, with a check that they are current.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,8 @@ pub fn dir() -> PathBuf {
 fn artefact(name: &str) -> PathBuf {
     let path = dir().join(name);
     assert!(path.is_file(), "{} is not built: run `make` first", path.display());
-    // (`scripts/test.py` has just built it, and sources may be edited meanwhile.)
+    // `scripts/test.py` sets the variable: it has just built the file, and sources may be edited
+    // while the tests run.
     let fresh = std::env::var_os("FASTSOCKET_TEST_FRESH").is_some();
     if let Some(newer) = newer_source(&path).filter(|_| !fresh) {
         panic!("{} is stale: {} has changed since; build again", path.display(), newer.display());
@@ -22,8 +23,8 @@ fn artefact(name: &str) -> PathBuf {
     path
 }
 
-/// A source of a built file that is younger than the file. (Cargo lists the sources beside it. What was installed has no
-/// list, and is not looked at.)
+/// A source that is younger than the built file. Cargo lists the sources in a file beside it. An
+/// installed file has no such list, so it is not checked.
 fn newer_source(built: &Path) -> Option<PathBuf> {
     let time = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
     let list = std::fs::read_to_string(built.with_extension("d")).ok()?;

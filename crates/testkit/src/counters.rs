@@ -1,16 +1,16 @@
-//! Counters of the monitor, and the assertion that shared memory carried the
-//! bytes. A test that silently ran over TCP proves nothing.
+//! The monitor's counters, with assertions that shared memory has carried the bytes. A test that
+//! used TCP unnoticed would prove nothing.
 
 use fsocket_proto::report::Report;
 use std::collections::BTreeMap;
 
-/// The report at one moment; empty in stock mode.
+/// The monitor's report at one moment; empty in stock mode.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub report: Option<Report>,
 }
 
-/// What changed between two snapshots.
+/// The difference between two snapshots.
 #[derive(Debug, Clone, Default)]
 pub struct Delta {
     values: Option<BTreeMap<String, i128>>,
@@ -22,7 +22,7 @@ impl Snapshot {
         self.report.as_ref().map_or(0, |r| r.channels.iter().map(|c| c.resident).sum())
     }
 
-    /// Sum of a counter over all processes that ever were.
+    /// A counter, summed over all processes since the monitor started.
     pub fn total(&self, name: &str) -> u64 {
         self.report.as_ref().and_then(|r| r.totals.get(name).copied()).unwrap_or(0)
     }
@@ -38,19 +38,19 @@ impl Snapshot {
 }
 
 impl Delta {
-    /// Change of a counter; 0 if there is none of that name.
+    /// The change of a counter; 0 if no counter has this name.
     pub fn get(&self, name: &str) -> i128 {
         self.values.as_ref().and_then(|v| v.get(name).copied()).unwrap_or(0)
     }
 
-    /// The counters that changed, with by how much.
+    /// The counters that changed, with their changes.
     pub fn changed(&self) -> Vec<(&str, i128)> {
         let values = self.values.iter().flatten();
         values.filter(|(_, value)| **value != 0).map(|(name, value)| (name.as_str(), *value)).collect()
     }
 
-    /// At least `connections` were opened over shared memory, at least as many
-    /// accepted, and none over kernel TCP.
+    /// Asserts that at least `connections` were opened over shared memory, that at least as many
+    /// were accepted, and that none used kernel TCP.
     #[track_caller]
     pub fn assert_shm(&self, connections: i128) -> &Self {
         self.assert_connected(connections);
@@ -62,8 +62,8 @@ impl Delta {
         self
     }
 
-    /// The same, where a client may be restricted (`no_new_privs`): some connections, `most` at most,
-    /// were the kernel's, to show that it lets them through.
+    /// The same for a client that may be restricted (`no_new_privs`). It lets some connections go
+    /// to the kernel, to learn whether the kernel permits them; there must be at most `most`.
     #[track_caller]
     pub fn assert_shm_but_first(&self, connections: i128, most: i128) -> &Self {
         if self.values.is_none() {
@@ -79,8 +79,8 @@ impl Delta {
         self
     }
 
-    /// The same for a server that forks for each connection: when `learned` were short, its listener may be the
-    /// kernel's.
+    /// The same for a server that forks for each connection. When `learned` connections were
+    /// short, its listener may use the kernel.
     #[track_caller]
     pub fn assert_shm_but_short(&self, connections: i128, learned: i128) -> &Self {
         if self.values.is_none() {
@@ -96,7 +96,7 @@ impl Delta {
         self
     }
 
-    /// As [`Delta::assert_shm`], for the connecting side alone.
+    /// Like [`Delta::assert_shm`], but only for the connecting side.
     #[track_caller]
     pub fn assert_connected(&self, connections: i128) -> &Self {
         if self.values.is_none() {
@@ -110,7 +110,7 @@ impl Delta {
         self
     }
 
-    /// No connection used shared memory.
+    /// Asserts that no connection used shared memory.
     #[track_caller]
     pub fn assert_kernel_only(&self) -> &Self {
         if self.values.is_none() {

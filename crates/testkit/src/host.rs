@@ -1,4 +1,4 @@
-//! A test's own host: a temporary directory and a private monitor.
+//! A host of the test's own: a temporary directory and a private monitor.
 
 use crate::netns::NetHost;
 use crate::{artifacts, net, process::Proc, stock_mode, Finished, Snapshot};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// With or without the library.
+/// Whether a program runs with the library (`Accel`) or without it (`Stock`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Stock,
@@ -15,7 +15,7 @@ pub enum Side {
 }
 pub use Side::{Accel, Stock};
 
-/// How long a server may take to listen.
+/// Time limit for a server to start listening.
 const START: Duration = Duration::from_secs(60);
 /// The monitor's configuration file, in the host's directory.
 const SETTINGS: &str = "fastsocketd.toml";
@@ -23,23 +23,25 @@ const SETTINGS: &str = "fastsocketd.toml";
 pub struct Host {
     monitor: Option<Proc>,
     dir: tempfile::TempDir,
-    /// Kept when the test fails.
+    /// Directory for the output of programs; it is kept if the test fails.
     logs: PathBuf,
-    /// Where everything runs, if not in this process's network namespace.
+    /// The host made of a network namespace in which everything runs. `None`: the namespace of
+    /// this process.
     place: Option<NetHost>,
-    /// The monitor keeps what one after it takes over.
+    /// Whether the monitor keeps its state for the next monitor.
     keeps: bool,
-    /// The monitor is one for all users.
+    /// Whether the monitor serves all users, as the system's does.
     system: bool,
-    /// The monitor looks whether this machine has a policy.
+    /// Whether the monitor looks for policies of this machine.
     looks: bool,
 }
 
-/// A machine may have one (a firewall, Docker) that has nothing to do with a test.
+/// Setting that stops the monitor from looking: this machine may have a firewall or Docker, which
+/// do not concern the test.
 const DO_NOT_LOOK: &str = "[[rule]]\naction = \"allow\"\n";
 
 impl Host {
-    /// A temporary directory, and outside stock mode a monitor in it.
+    /// Makes a temporary directory and, outside of stock mode, starts a monitor in it.
     #[track_caller]
     pub fn new() -> Host {
         let mut host = Host::make(None);
@@ -47,7 +49,7 @@ impl Host {
         host
     }
 
-    /// The same with a monitor that can be restarted.
+    /// As [`Host::new`], but the monitor can be restarted and its state kept.
     #[track_caller]
     pub fn keeping() -> Host {
         let mut host = Host::make(None);
@@ -56,7 +58,7 @@ impl Host {
         host
     }
 
-    /// The same in a host made of a network namespace.
+    /// As [`Host::keeping`], in a host made of a network namespace.
     #[track_caller]
     pub fn keeping_on(place: &NetHost) -> Host {
         let mut host = Host::make(Some(place.clone()));
@@ -65,8 +67,8 @@ impl Host {
         host
     }
 
-    /// The same in a host made of a network namespace: the monitor and every
-    /// command run there.
+    /// As [`Host::new`], in a host made of a network namespace: the monitor and every command run
+    /// there.
     #[track_caller]
     pub fn on(place: &NetHost) -> Host {
         let mut host = Host::make(Some(place.clone()));
@@ -74,8 +76,7 @@ impl Host {
         host
     }
 
-    /// As [`Host::new`], or in a host made of a network namespace, with a configuration
-    /// file for the monitor.
+    /// As [`Host::new`] or [`Host::on`], with a configuration file for the monitor.
     #[track_caller]
     pub fn configured(place: Option<&NetHost>, settings: &str) -> Host {
         let mut host = Host::make(place.cloned());
@@ -84,8 +85,8 @@ impl Host {
         host
     }
 
-    /// The same in a host made of a network namespace, with a monitor that looks for what may refuse
-    /// a connection there.
+    /// As [`Host::on`], with a monitor that looks for policies which may refuse a connection
+    /// there.
     #[track_caller]
     pub fn under_policy(place: &NetHost) -> Host {
         let mut host = Host::make(Some(place.clone()));
@@ -94,13 +95,14 @@ impl Host {
         host
     }
 
-    /// The same with a monitor as the system's, which serves all users.
+    /// As [`Host::new`], with a monitor that serves all users, as the system's does.
     #[track_caller]
     pub fn for_all_users(settings: &str) -> Host {
         Host::for_all_users_with(settings, |_| ())
     }
 
-    /// The same with something special about the monitor, such as its capabilities.
+    /// As [`Host::for_all_users`]; `special` changes the monitor's command, such as its
+    /// capabilities.
     #[track_caller]
     pub fn for_all_users_with(settings: &str, special: impl FnOnce(&mut Command)) -> Host {
         Host::system(None, settings, special)
@@ -122,13 +124,13 @@ impl Host {
         host
     }
 
-    /// A temporary directory, and a monitor once it is started.
+    /// Makes a temporary directory. The test starts the monitor later.
     #[track_caller]
     pub fn stopped() -> Host {
         Host::make(None)
     }
 
-    /// The same for programs that run stock anyway.
+    /// As [`Host::stopped`], for programs that run without the library.
     #[track_caller]
     pub fn without_monitor(place: &NetHost) -> Host {
         Host::make(Some(place.clone()))
@@ -137,7 +139,7 @@ impl Host {
     #[track_caller]
     fn make(place: Option<NetHost>) -> Host {
         let dir = tempfile::Builder::new().prefix("fastsocket-test-").tempdir().expect("temporary directory");
-        // Servers that drop their privileges must still read their files.
+        // Servers that drop their privileges must still be able to read their files.
         set_mode(dir.path(), 0o755);
         let logs = dir.path().join("logs");
         std::fs::create_dir(&logs).expect("log directory");
@@ -165,14 +167,14 @@ impl Host {
         self.start_monitor_with(|_| ());
     }
 
-    /// The same with something special, such as an environment.
+    /// Starts the monitor; `special` changes its command, such as its environment.
     #[track_caller]
     pub fn start_monitor_with(&mut self, special: impl FnOnce(&mut Command)) {
         let mut command = Command::new(artifacts::monitor());
         command.arg("--socket").arg(self.socket());
         if !self.system {
             command.args(["--private", "--linger", "600"]);
-            // As the system monitor is, with a broker and a front.
+            // Run it as the system monitor, with a broker and a front.
             if std::env::var_os("FASTSOCKET_TEST_SPLIT").is_some() {
                 command.arg("--split");
             }
@@ -191,13 +193,17 @@ impl Host {
         special(&mut command);
         let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);
         let socket = self.socket();
+        let system = self.system;
         let up = net::wait_until(START, || {
-            !monitor.running() || std::os::unix::net::UnixStream::connect(&socket).is_ok() || is_seqpacket(&socket)
+            // After an upgrade an old monitor may have this socket, so wait for the message of the
+            // new one.
+            let says = !system || monitor.stderr().contains("(ABI ");
+            !monitor.running() || says && net::is_seqpacket(&socket)
         });
         assert!(up.is_ok() && monitor.running(), "the monitor did not start: {}", monitor.stderr());
         self.monitor = Some(monitor);
-        // It listens before it can serve, and a program does not wait for its answer for long
-        // (`fallback.no_monitor`).
+        // The monitor listens before it can serve. A program waits only briefly for its answer
+        // (`fallback.no_monitor`), so wait here.
         self.ask("stat");
     }
 
@@ -205,7 +211,7 @@ impl Host {
         self.monitor.as_mut()
     }
 
-    /// kill -9 of the monitor.
+    /// Kills the monitor with SIGKILL.
     pub fn kill_monitor(&mut self) {
         self.monitor = None;
     }
@@ -223,7 +229,7 @@ impl Host {
         self.dir.path().join("monitor").join("monitor.sock")
     }
 
-    /// Writes a file that everybody may read.
+    /// Writes a file that all users may read.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);
         if let Some(parent) = path.parent() {
@@ -235,8 +241,7 @@ impl Host {
         path
     }
 
-    /// A command on either side. The environment is what `fastsocket run`
-    /// gives a program.
+    /// A command on either side. It gets the environment that `fastsocket run` would give it.
     pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.path());
@@ -248,8 +253,8 @@ impl Host {
         command
     }
 
-    /// Starts a server and waits until it listens (and, accelerated, until the
-    /// monitor knows the listener, if one runs).
+    /// Starts a server and waits until it listens. If it has the library, also waits until the
+    /// monitor (if one runs) knows the listener.
     #[track_caller]
     pub fn server(
         &self,
@@ -303,7 +308,7 @@ impl Host {
         }
     }
 
-    /// [`net::kernel_sockets`] where this host is.
+    /// [`net::kernel_sockets`] in the network namespace of this host.
     pub fn kernel_sockets(&self, port: u16, state: &str) -> usize {
         match &self.place {
             Some(place) => place.within(|| net::kernel_sockets(port, state)),
@@ -311,19 +316,19 @@ impl Host {
         }
     }
 
-    /// Does the monitor have a listener on this port?
+    /// Whether the monitor knows a listener on this port.
     pub fn knows(&self, port: u16) -> bool {
         let suffix = format!(":{port}");
         self.snapshot().report.is_some_and(|r| r.listeners.iter().any(|l| l.local.ends_with(&suffix)))
     }
 
-    /// The counters now.
+    /// The present counters.
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
         if stock_mode() {
             return Snapshot::default();
         }
-        // `stat` has the counters, `ss` the rest; together they are the report.
+        // `stat` prints the counters and `ss` the rest of the report.
         let mut all = self.ask("stat");
         if let (Some(all), serde_json::Value::Object(more)) = (all.as_object_mut(), self.ask("ss")) {
             all.extend(more);
@@ -334,7 +339,8 @@ impl Host {
 }
 
 impl Host {
-    /// `fastsocket stat --zones`, with the field `counters` of all processes.
+    /// The output of `fastsocket stat --zones`, with an additional field `counters` that sums over
+    /// all processes.
     #[track_caller]
     pub fn zones(&self) -> serde_json::Value {
         let mut zones = self.ask_with("stat", &["--zones"]);
@@ -342,7 +348,7 @@ impl Host {
         zones
     }
 
-    /// `fastsocket VERB --json`.
+    /// The output of `fastsocket VERB --json`.
     #[track_caller]
     fn ask(&self, verb: &str) -> serde_json::Value {
         self.ask_with(verb, &[])
@@ -366,14 +372,17 @@ impl Default for Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Some(monitor) = self.monitor.as_mut().filter(|_| self.keeps) {
-            // It then leaves no pins.
+            // At SIGTERM the monitor removes what it has pinned.
             monitor.signal(libc::SIGTERM);
             let _ = net::wait_until(START, || !monitor.running());
         }
         if self.monitor.as_mut().is_some_and(|m| self.system && m.running()) {
-            // It leaves its pins for the next one, unless their listeners have ended.
-            let kept = self.dir.path().join("monitor/zones.json");
-            let none = || std::fs::read_to_string(&kept).map_or(true, |text| text.contains("\"groups\":[]"));
+            // This monitor keeps its pinned programs for the next one, unless their listeners have
+            // ended. Wait until these are gone.
+            let files = std::fs::read_dir(self.dir.path().join("monitor")).into_iter().flatten().flatten();
+            let kept = files.map(|f| f.path()).filter(|f| f.to_string_lossy().contains("/zones-")).collect::<Vec<_>>();
+            let is_empty = |text: String| text.contains("\"groups\":[]");
+            let none = || kept.iter().all(|file| std::fs::read_to_string(file).map_or(true, is_empty));
             let _ = net::wait_until(START, none).inspect_err(|e| eprintln!("pins are left: {e}"));
         }
         if std::thread::panicking() && std::env::var_os("FASTSOCKET_TEST_KEEP").is_some() {
@@ -382,15 +391,6 @@ impl Drop for Host {
                 eprintln!("kept: {}", kept.display());
             }
         }
-    }
-}
-
-/// A stream connect to a SOCK_SEQPACKET socket fails with EPROTOTYPE, which
-/// shows that somebody listens there.
-fn is_seqpacket(path: &Path) -> bool {
-    match std::os::unix::net::UnixStream::connect(path) {
-        Err(error) => error.raw_os_error() == Some(libc::EPROTOTYPE),
-        Ok(_) => true,
     }
 }
 

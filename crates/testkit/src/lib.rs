@@ -1,12 +1,11 @@
-//! What the end-to-end tests share: finding the built artefacts, a private
-//! monitor per test, guarded child processes, and assertions about the path
-//! that carried the bytes.
+//! Shared parts of the end-to-end tests: built artefacts, a private monitor per test, guarded child
+//! processes, and assertions about the path of the bytes.
 //!
-//! Every wait has a limit, every child is in a process group of its own that
-//! is killed when its guard drops. Nothing is retried.
+//! Every wait has a time limit. Every child runs in a process group of its own, which is killed
+//! when its guard drops. Nothing is retried.
 //!
-//! `FASTSOCKET_TEST_MODE=stock` runs the same tests on kernel sockets, with
-//! every path assertion skipped (and said so): a check of the tests themselves.
+//! `FASTSOCKET_TEST_MODE=stock` runs the same tests on kernel sockets, to check the tests
+//! themselves. Assertions about paths are then skipped, with a message.
 
 pub mod artifacts;
 pub mod counters;
@@ -24,10 +23,10 @@ pub use process::{Finished, Proc};
 
 use std::path::PathBuf;
 
-/// Python of the distribution: a real binary, not a version manager's script.
+/// The distribution's Python, because it is a binary and not the script of a version manager.
 pub const PYTHON: &str = "/usr/bin/python3";
 
-/// Are we told to run everything on kernel sockets?
+/// Whether the tests run on kernel sockets only.
 pub fn stock_mode() -> bool {
     std::env::var("FASTSOCKET_TEST_MODE").is_ok_and(|v| v == "stock")
 }
@@ -37,19 +36,29 @@ pub fn workspace() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).canonicalize().expect("workspace root")
 }
 
-/// A script of `tests/`, e.g. `apps/echo_server.py`.
+/// Path of a file below `tests/`, such as `conformance/semantics.py`.
 pub fn script(relative: &str) -> PathBuf {
     let path = workspace().join("tests").join(relative);
     assert!(path.exists(), "no such test script: {}", path.display());
     path
 }
 
-/// Compiles a C program of `tests/` (e.g. `apps/uring.c`) with more arguments for
-/// the compiler; the result is `to`.
+/// Path of a helper program. A plain name such as `echo_server.py` is in `tests/apps`, for several
+/// modules or kinds of tests. A name with a folder such as `leaks/churn.py` belongs to one
+/// end-to-end module, and lies beside it.
+pub fn helper(name: &str) -> PathBuf {
+    let folder = if name.contains('/') { "crates/e2e/tests/e2e" } else { "tests/apps" };
+    let path = workspace().join(folder).join(name);
+    assert!(path.exists(), "no such helper program: {}", path.display());
+    path
+}
+
+/// Compiles a helper program in C (see [`helper`]) into the file `to`, with `more` arguments for
+/// the compiler.
 #[track_caller]
 pub fn compile(source: &str, to: &std::path::Path, more: &[&str]) {
     let mut cc = std::process::Command::new("cc");
-    cc.args(["-O1", "-pthread", "-o"]).arg(to).arg(script(source)).args(more);
+    cc.args(["-O1", "-pthread", "-o"]).arg(to).arg(helper(source)).args(more);
     let out = cc.output().unwrap_or_else(|e| panic!("cc: {e}"));
     assert!(out.status.success(), "cc {source} {more:?}:\n{}", String::from_utf8_lossy(&out.stderr));
 }
@@ -64,8 +73,8 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     candidates.find(|candidate| candidate.is_file())
 }
 
-/// Path of a program that the test needs, or leave the test, loudly.
-/// With `FASTSOCKET_TEST_STRICT` set (CI does) a missing program is a failure.
+/// The path of a program that the test needs. If it is missing, the test is skipped with a
+/// message. With `FASTSOCKET_TEST_STRICT` set (as in CI), the test fails instead.
 #[macro_export]
 macro_rules! need {
     ($name:literal) => {

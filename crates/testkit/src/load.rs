@@ -1,8 +1,8 @@
-//! A load of short connections that says why each failed one failed.
+//! Puts a load of short connections on a server, and counts failed requests by their causes.
 //!
-//! One thread for each concurrent request, blocking calls: nothing to go wrong
-//! in it. Not made for the highest rate (that is wrk's), but for a verdict on
-//! every single request while servers are killed and reloaded.
+//! Each concurrent request has a thread that makes blocking calls, so that the tool itself is
+//! simple. It is not made for high rates (use wrk), but judges every single request while servers
+//! are killed and reloaded.
 
 use crate::netns::NetHost;
 use std::collections::BTreeMap;
@@ -13,45 +13,45 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What is asked, how often at once, and what is expected.
+/// A request, the number of concurrent ones, and the expected answer.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub address: SocketAddr,
     pub concurrency: usize,
     /// A whole request. The server must close after its answer.
     pub request: String,
-    /// The whole body of the answer.
+    /// The expected body of the answer.
     pub body: Vec<u8>,
-    /// For each of connecting, sending, and every read.
+    /// Time limit for connecting, for sending, and for each read.
     pub timeout: Duration,
 }
 
 impl Plan {
-    /// `GET path`, answered by `body`; 5 s, which is longer than a SYN that is
-    /// dropped twice.
+    /// `GET path`, whose answer must be `body`. The limit of 5 s is longer than a SYN takes that
+    /// is dropped twice.
     pub fn get(address: SocketAddr, path: &str, body: &[u8], concurrency: usize) -> Plan {
         let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
         Plan { address, concurrency, request, body: body.to_vec(), timeout: Duration::from_secs(5) }
     }
 }
 
-/// What became of the requests.
+/// The results of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Answered, and every byte as it should be.
+    /// Number of requests with a complete and correct answer.
     pub answered: u64,
-    /// Failed, by cause: the step and how it ended, e.g. `receive: reset`.
+    /// Number of failed requests, by the step and the way it ended, such as `receive: reset`.
     pub failed: BTreeMap<String, u64>,
-    /// Answered, but connecting took longer than 900 ms: a SYN, or the
-    /// handshake's answer, was dropped and sent again a second later.
+    /// Number of answered requests for which connecting took longer than 900 ms. The SYN or its
+    /// answer was then dropped, and sent again a second later.
     pub retried: u64,
-    /// The longest answered request.
+    /// Time of the longest answered request.
     pub slowest: Duration,
     pub elapsed: Duration,
 }
 
 impl Outcome {
-    /// All failed requests.
+    /// Number of failed requests.
     pub fn failures(&self) -> u64 {
         self.failed.values().sum()
     }
@@ -74,8 +74,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts it, in a host or in this process's own network. `requests`: the
-    /// end of it, for each of the concurrent ones; else until stopped.
+    /// Starts a load in a host, or in this process's own network. Each of the concurrent threads
+    /// makes `requests`; `None`: until stopped.
     pub fn start(plan: &Plan, place: Option<&NetHost>, requests: Option<u64>) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let start = |_| {
@@ -90,13 +90,13 @@ impl Load {
         Load { threads: (0..plan.concurrency).map(start).collect(), stop: stop.clone() }
     }
 
-    /// Lets the requests end that have begun, and adds up.
+    /// Lets current requests end, stops, and adds up the results.
     pub fn stop(mut self) -> Outcome {
         self.stop.store(true, Ordering::Relaxed);
         self.join()
     }
 
-    /// Waits for all `requests`.
+    /// Waits until each thread has made its `requests`.
     pub fn finish(mut self) -> Outcome {
         self.join()
     }
@@ -140,7 +140,7 @@ fn drive(plan: &Plan, requests: Option<u64>, stop: &AtomicBool) -> Outcome {
     outcome
 }
 
-/// One request. The time that connecting took, or the cause of the failure.
+/// Makes one request. Returns the time that connecting took, or the cause of the failure.
 fn one(plan: &Plan, answer: &mut Vec<u8>) -> Result<Duration, String> {
     let began = Instant::now();
     let mut stream = TcpStream::connect_timeout(&plan.address, plan.timeout).map_err(|e| cause("connect", &e))?;
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// Answers each connection with the next of `answers`, then ends.
+    /// Answers each connection with the next one of `answers`, then ends.
     fn server(answers: Vec<&'static str>) -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         let address = listener.local_addr().expect("address");
@@ -190,7 +190,7 @@ mod tests {
             for answer in answers {
                 let (mut stream, _) = listener.accept().expect("accept");
                 if answer == "reset" {
-                    // Unread bytes turn a close into a reset.
+                    // Let unread bytes arrive, which turn the close into a reset.
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
                 }

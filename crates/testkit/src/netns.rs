@@ -8,8 +8,8 @@
 //! println!("clients reach it at {}", net.middle_front());
 //! ```
 //!
-//! Everything is undone by a guard process ([`Cleanup`]) that outlives the
-//! test, also one that was killed; processes left in a host are killed first.
+//! A guard process ([`Cleanup`]) undoes everything, even if the test was killed. It first kills
+//! processes that are left in a host.
 
 mod bridge;
 mod cleanup;
@@ -27,9 +27,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
-/// Why hosts cannot be made here, if they cannot.
+/// The reason why hosts cannot be made here. `None`: they can.
 pub fn unavailable() -> Option<String> {
-    // SAFETY: a plain system call.
+    // SAFETY: `geteuid` takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
         return Some("network namespaces need root".to_owned());
     }
@@ -37,7 +37,7 @@ pub fn unavailable() -> Option<String> {
     missing.map(|name| format!("{name} is not installed (make deps)"))
 }
 
-/// Leaves the test, loudly, where hosts cannot be made.
+/// Skips the test, with a message, if hosts cannot be made here.
 #[macro_export]
 macro_rules! need_hosts {
     () => {
@@ -54,7 +54,7 @@ macro_rules! need_hosts {
     };
 }
 
-/// Several hosts and what joins them.
+/// Several hosts, and the links between them.
 pub struct Hosts {
     tag: String,
     links: u32,
@@ -67,7 +67,7 @@ impl Hosts {
         if let Some(why) = unavailable() {
             return Err(why);
         }
-        // Unique on this machine: tests of several programs run at once.
+        // The tag is unique on this machine, because several test programs run at once.
         let tag = format!("fs{:x}_{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
         Ok(Hosts { tag, links: 0, cleanup: Cleanup::new()? })
     }
@@ -75,14 +75,15 @@ impl Hosts {
     /// Creates a host with a loopback device.
     pub fn add(&mut self, name: &str) -> Result<NetHost, String> {
         let namespace = format!("{}-{name}", self.tag);
-        // A process that is killed may have forked meanwhile (a master replaces workers).
+        // Repeat, because a process may fork before it is killed (a master replaces its workers).
         self.cleanup.push(&format!(
             "for i in 1 2 3 4 5; do p=$(ip netns pids {namespace}) && [ \"$p\" ] && kill -9 $p || break; done; \
              ip netns del {namespace}"
         ))?;
         link::ip(&["netns", "add", &namespace])?;
         link::ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
-        // Short connections by the hundred thousand: all ports there are, except those that tests give to servers.
+        // Tests make hundreds of thousands of short connections. So use all ports, except for
+        // those that tests give to servers.
         let taken = format!("{}-{}", crate::net::FIRST, crate::net::FIRST + crate::net::COUNT - 1);
         let ports = format!(
             "echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range; \
@@ -99,7 +100,8 @@ impl Hosts {
         self.links += 1;
         let number = self.links;
         let interface = |end: u8| Interface {
-            // At most 15 characters; unique, since NAPI threads carry it.
+            // The kernel allows 15 characters. The name must be unique, because the NAPI threads
+            // have it in their names.
             device: format!("{}{}{number}", self.tag, if end == 1 { 'a' } else { 'b' }),
             v4: Ipv4Addr::new(10, 9, number as u8, end),
             v6: Ipv6Addr::new(0xfd09, number as u16, 0, 0, 0, 0, 0, end.into()),
@@ -111,7 +113,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// A shell command for the end, before the hosts go.
+    /// Adds a shell command that runs at the end, before the hosts are removed.
     pub fn on_end(&mut self, undo: &str) -> Result<(), String> {
         self.cleanup.push(undo)
     }
@@ -125,11 +127,11 @@ pub struct Interface {
     pub v6: Ipv6Addr,
 }
 
-/// A host: a network namespace. It goes when its [`Hosts`] goes.
+/// A host: a network namespace. It is removed when its [`Hosts`] is dropped.
 #[derive(Clone)]
 pub struct NetHost {
     pub name: String,
-    /// As `ip netns` lists it.
+    /// The name that `ip netns` lists.
     pub namespace: String,
     /// In the order of the links.
     pub interfaces: Vec<Interface>,
@@ -137,23 +139,23 @@ pub struct NetHost {
 }
 
 impl NetHost {
-    /// Lets a command run in this host. Only the network is another one: files,
-    /// processes and /sys stay this machine's (see [`NetHost::inside`]).
+    /// Makes a command run in this host. Only its network differs: files, processes and /sys are
+    /// those of this machine (see [`NetHost::inside`]).
     pub fn place(&self, command: &mut Command) {
         let fd = self.fd.clone();
-        // SAFETY: between fork and exec: one system call on a descriptor that
-        // the closure keeps open.
+        // SAFETY: between fork and exec, the closure makes one system call. Its descriptor stays
+        // open because the closure owns it.
         unsafe { command.pre_exec(move || enter(fd.as_raw_fd())) };
     }
 
-    /// Moves the calling thread into this host for good. For threads that the
-    /// caller started; see [`NetHost::within`] for a closure.
+    /// Moves the calling thread into this host for good. Only for threads that the test has
+    /// started; see [`NetHost::within`] for a closure.
     pub fn enter(&self) -> std::io::Result<()> {
         enter(self.fd.as_raw_fd())
     }
 
-    /// Runs a closure on a thread of its own in this host. Sockets made there
-    /// stay in this host.
+    /// Runs a closure in this host, on a thread of its own. Sockets made by the closure stay in
+    /// this host.
     #[track_caller]
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let fd = self.fd.as_raw_fd();
@@ -166,13 +168,13 @@ impl NetHost {
         })
     }
 
-    /// Runs a short program in this host to its end, with this host's /sys
-    /// mounted, as `ip netns exec` does.
+    /// Runs a short program in this host until it ends, with this host's /sys mounted (as `ip
+    /// netns exec` does).
     pub fn inside(&self, program: &str, args: &[&str]) -> Result<(), String> {
         link::inside(&self.namespace, program, args)
     }
 
-    /// The same; what it has printed.
+    /// Runs a program in this host and returns its output.
     pub fn output(&self, program: &str, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(program);
         command.args(args).env_remove("LD_PRELOAD");
@@ -193,7 +195,7 @@ impl NetHost {
 
 /// Moves the calling thread into a network namespace.
 fn enter(fd: i32) -> std::io::Result<()> {
-    // SAFETY: a plain system call.
+    // SAFETY: `setns` takes no pointers.
     if unsafe { libc::setns(fd, libc::CLONE_NEWNET) } == 0 {
         Ok(())
     } else {
@@ -201,8 +203,8 @@ fn enter(fd: i32) -> std::io::Result<()> {
     }
 }
 
-/// The hosts of the paper's tests: clients, the server or proxy under test,
-/// and what it connects to.
+/// The hosts of the paper's tests: clients, the server or proxy under test, and the backend to
+/// which a proxy connects.
 ///
 /// `client 10.9.1.1 -- 10.9.1.2 middle 10.9.2.1 -- 10.9.2.2 backend`
 pub struct Chain {
@@ -214,7 +216,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Both links with that many queues, and received like that on all ends.
+    /// Makes both links with that many queues. All ends receive in the same way.
     pub fn new(queues: usize, receive: &Receive) -> Result<Chain, String> {
         let mut hosts = Hosts::new()?;
         let mut client = hosts.add("client")?;
@@ -225,7 +227,7 @@ impl Chain {
         Ok(Chain { client, middle, backend, hosts })
     }
 
-    /// Address of the middle host for clients.
+    /// Address of the middle host as clients see it.
     pub fn middle_front(&self) -> Ipv4Addr {
         self.middle.interfaces[0].v4
     }
@@ -235,7 +237,7 @@ impl Chain {
         self.middle.interfaces[0].v6
     }
 
-    /// Address of the backend host for the middle one.
+    /// Address of the backend host as the middle host sees it.
     pub fn backend_address(&self) -> Ipv4Addr {
         self.backend.interfaces[0].v4
     }

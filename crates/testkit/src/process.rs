@@ -1,4 +1,5 @@
-//! Child processes that cannot outlive their test, nor make it wait for ever.
+//! Child processes that end with their test at the latest, and that a test never waits for without
+//! a limit.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// A running child, leader of its own process group. Dropping it kills the
-/// group.
+/// A running child that leads a process group of its own. Dropping this value kills the group.
 pub struct Proc {
     pub name: String,
     child: Child,
@@ -17,7 +17,7 @@ pub struct Proc {
     status: Option<ExitStatus>,
 }
 
-/// What a child left behind.
+/// The result of a child.
 #[derive(Debug)]
 pub struct Finished {
     pub name: String,
@@ -29,7 +29,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Panics with everything the program said unless it exited with zero.
+    /// Panics unless the program exited with zero; the message has all of its output.
     #[track_caller]
     pub fn success(self) -> Self {
         assert!(
@@ -64,8 +64,7 @@ fn tail(text: &str) -> String {
 }
 
 impl Proc {
-    /// Starts `command` with its output in files under `dir`, so that no pipe
-    /// can fill up and stop it.
+    /// Starts `command`. Its output goes to files under `dir`, because a full pipe would stop it.
     #[track_caller]
     pub fn spawn(dir: &Path, name: &str, mut command: Command) -> Proc {
         static SERIAL: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -76,12 +75,13 @@ impl Proc {
         command.stdin(Stdio::null());
         command.stdout(File::create(&out).expect("output file"));
         command.stderr(File::create(&err).expect("output file"));
-        // SAFETY: both calls are async-signal-safe and touch nothing of ours.
+        // SAFETY: between fork and exec, the closure makes async-signal-safe calls only, and they
+        // take no pointers.
         unsafe {
             command.pre_exec(|| {
-                // The children of a test that is itself killed must die, too.
+                // If the test itself is killed, its children must die, too.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                // A shell that starts the tests in the background has them ignored.
+                // If a shell starts the tests in the background, these signals are ignored.
                 for signal in [libc::SIGINT, libc::SIGQUIT] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -107,14 +107,15 @@ impl Proc {
     /// Sends a signal to the process itself.
     pub fn signal(&self, signal: i32) {
         if self.status.is_none() {
-            // SAFETY: a plain system call; our unreaped child owns this pid.
+            // SAFETY: `kill` takes no pointers. The pid is that of our child, which is not reaped
+            // yet.
             unsafe { libc::kill(self.child.id() as i32, signal) };
         }
     }
 
     /// Sends a signal to the whole group.
     pub fn signal_group(&self, signal: i32) {
-        // SAFETY: a plain system call; the group is led by our own child.
+        // SAFETY: `kill` takes no pointers. Our own child leads the group.
         unsafe { libc::kill(-(self.child.id() as i32), signal) };
     }
 
@@ -125,8 +126,7 @@ impl Proc {
         self.status.is_none()
     }
 
-    /// Waits for the end, at most `limit`; then the group is killed and the
-    /// test fails.
+    /// Waits at most `limit` for the end. After that the group is killed and the test fails.
     #[track_caller]
     pub fn finish(mut self, limit: Duration) -> Finished {
         let end = Instant::now() + limit;
@@ -153,13 +153,13 @@ impl Proc {
         }
     }
 
-    /// Waits until its stdout contains `text`.
+    /// Waits until the child's stdout contains `text`.
     #[track_caller]
     pub fn wait_stdout(&mut self, text: &str, limit: Duration) {
         let end = Instant::now() + limit;
         while !self.stdout().contains(text) {
             if !self.running() || Instant::now() > end {
-                // It may have said it just before it ended.
+                // The child may have printed the text just before it ended.
                 if self.stdout().contains(text) {
                     return;
                 }
@@ -193,21 +193,21 @@ impl Drop for Proc {
     }
 }
 
-/// How long a test may take a CPU from the whole machine.
+/// The longest time for which a test may take a CPU away from the whole machine.
 const CPU_AWAY: Duration = Duration::from_secs(20);
 
 /// Restricts a process or thread (0: the calling one) to these CPUs. Waits while all of them are
-/// offline, as tests of hotplug may run beside this one; allocates nothing.
+/// offline, because tests of hotplug may run at the same time. Allocates nothing.
 pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
-    // SAFETY: all zero is an empty set.
+    // SAFETY: cpu_set_t is an array of integers; all zeros are the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     for cpu in cpus.iter().filter(|cpu| **cpu < libc::CPU_SETSIZE as usize) {
-        // SAFETY: within the set, as just checked.
+        // SAFETY: the loop has checked that the CPU is within the set.
         unsafe { libc::CPU_SET(*cpu, &mut set) };
     }
     let began = Instant::now();
     loop {
-        // SAFETY: the set lives here, and its size is the one given.
+        // SAFETY: `set` is live during the call, and its size is passed.
         if unsafe { libc::sched_setaffinity(pid, std::mem::size_of_val(&set), &set) } == 0 {
             return Ok(());
         }
@@ -219,11 +219,10 @@ pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
     }
 }
 
-/// Lets a process or thread run before all ordinary ones (SCHED_FIFO, the lowest
-/// of its priorities).
+/// Makes a process or thread run before all ordinary ones (SCHED_FIFO with the lowest priority).
 pub fn set_realtime(pid: i32) -> std::io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: a structure that lives here.
+    // SAFETY: `parameters` is live during the call.
     match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
@@ -233,7 +232,7 @@ pub fn set_realtime(pid: i32) -> std::io::Result<()> {
 /// Lets a command run on these CPUs only.
 pub fn pin(command: &mut Command, cpus: &[usize]) {
     let cpus = cpus.to_vec();
-    // SAFETY: between fork and exec: a system call; no memory is allocated.
+    // SAFETY: between fork and exec, the closure makes system calls and allocates no memory.
     unsafe { command.pre_exec(move || set_affinity(0, &cpus)) };
 }
 
@@ -245,7 +244,7 @@ fn read_lossy(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Where the threads of a hung process sleep, as far as the kernel tells.
+/// The kernel stacks of a hung process's threads, as far as the kernel shows them.
 fn stacks_of(pid: u32) -> String {
     let mut text = String::new();
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return text };

@@ -1,8 +1,7 @@
-//! Real servers in a host, each in several ways: stock as it comes, stock with
-//! `SO_REUSEPORT`, and as it comes under `fastsocket run`.
+//! Real servers in a host. Each can run unchanged, with `SO_REUSEPORT`, or under `fastsocket run`.
 //!
-//! Every server closes the connection after each answer unless the client asks
-//! otherwise, serves `www/` of its [`Host`], and has its workers pinned.
+//! Every server closes the connection after each answer, unless the client wants to keep it.
+//! Servers deliver the folder `www/` of their [`Host`], and their workers are pinned.
 
 use crate::{artifacts, find_program, net, Host, Proc, Side};
 use fsocket_proto::paths::ENV_SOCKET;
@@ -13,36 +12,36 @@ use std::time::Duration;
 
 const START: Duration = Duration::from_secs(60);
 
-/// How a server is run.
+/// The way in which a server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Way {
-    /// One listen socket for all workers.
+    /// Without the library, one listen socket for all workers.
     Stock,
-    /// A listen socket for each worker, as the server itself can have it.
+    /// Without the library, a listen socket for each worker, if the server has an option for that.
     Reuseport,
-    /// One listen socket for all workers, under `fastsocket run --no-shm`.
+    /// Under `fastsocket run --no-shm`, one listen socket for all workers.
     Ours,
-    /// The same, and `fastsocket steer` brings the packets of the connections
-    /// that it opens to the CPU that opened them; see [`steer`].
+    /// As `Ours`. In addition `fastsocket steer` brings packets of opened connections to the CPU
+    /// that opened them; see [`steer`].
     Steered,
-    /// A listen socket for each worker, as the server itself can have it, under
-    /// `fastsocket run --no-shm`.
+    /// Under `fastsocket run --no-shm`, a listen socket for each worker, if the server has an
+    /// option for that.
     Own,
-    /// One listen socket for all workers, under `fastsocket run`: who comes from this host
-    /// and has the library comes over shared memory.
+    /// Under `fastsocket run`, one listen socket for all workers. Clients on this host that have
+    /// the library use shared memory.
     Shm,
 }
 
 impl Way {
-    /// Those that serve clients of other hosts.
+    /// The ways that serve clients on other hosts.
     pub const ALL: [Way; 5] = [Way::Stock, Way::Reuseport, Way::Ours, Way::Own, Way::Steered];
 
-    /// Does the server make a listen socket for each worker?
+    /// Whether the server makes a listen socket for each worker.
     fn shares(self) -> bool {
         matches!(self, Way::Reuseport | Way::Own)
     }
 
-    /// With the library and a monitor?
+    /// Whether the server runs with the library and a monitor.
     pub fn is_ours(self) -> bool {
         matches!(self, Way::Ours | Way::Own | Way::Steered | Way::Shm)
     }
@@ -78,16 +77,16 @@ impl Way {
     }
 }
 
-/// Waits until so many workers have a local listen socket. A worker makes it
-/// when it first uses the listener, which is later than the listening: until
-/// then connections come from the global one, to anybody.
+/// Waits until so many workers have a local listen socket. A worker gets it at its first use of
+/// the listener, later than the listen. Until then, connections come from the global socket, to
+/// any worker.
 #[track_caller]
 pub fn wait_zones(host: &Host, workers: u64) {
     let joined = || host.snapshot().total("zone_joins") >= workers;
     net::wait_until(START, joined).unwrap_or_else(|e| panic!("{workers} local listen sockets: {e}"));
 }
 
-/// Steers a device of the host by RFD, for as long as the host's monitor lives.
+/// Steers a device of the host by RFD until the host's monitor ends.
 #[track_caller]
 pub fn steer(host: &Host, device: &str) {
     let mut command = host.command(Side::Stock, artifacts::cli());
@@ -111,13 +110,13 @@ fn start(host: &Host, name: &str, command: Command, listen: &[SocketAddr]) -> Pr
     server
 }
 
-/// nginx: processes.
+/// nginx; its workers are processes.
 #[track_caller]
 pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Proc {
     nginx_with_backlog(host, way, listen, workers, 4096)
 }
 
-/// The same, with a backlog.
+/// As [`nginx`], with another backlog.
 #[track_caller]
 pub fn nginx_with_backlog(host: &Host, way: Way, listen: &[SocketAddr], workers: usize, backlog: u32) -> Proc {
     let dir = host.path().join("nginx");
@@ -142,14 +141,13 @@ pub fn nginx_with_backlog(host: &Host, way: Way, listen: &[SocketAddr], workers:
     start(host, "nginx", command, listen)
 }
 
-/// haproxy in HTTP mode: threads.
+/// haproxy in HTTP mode; its workers are threads.
 ///
-/// It sets SO_REUSEPORT on every listen socket, so that the next haproxy can bind
-/// beside it; whoever does that shares its address and gets no zones. Hence
-/// `noreuseport`, except where each thread is to have a socket. And it hands every
-/// other accepted connection to another thread, which mends an unfair queue, and
-/// would move connections away from where zones brought them: hence `multi-queue
-/// off` for ours.
+/// By default it sets SO_REUSEPORT on every listen socket, so that the next haproxy can bind the
+/// address. Such a server shares its address, and gets no zones. So this sets `noreuseport`,
+/// except where each thread should have a socket. By default haproxy also hands every other
+/// accepted connection to another thread, to correct unfair queues. That would move connections
+/// out of their zones, so servers with the library get `multi-queue off`.
 #[track_caller]
 pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, threads: usize) -> Proc {
     let (shards, global) = match way {
@@ -170,7 +168,7 @@ pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, t
     start(host, "haproxy", command, &[listen])
 }
 
-/// lighttpd: processes. It has no SO_REUSEPORT for its workers.
+/// lighttpd; its workers are processes. It has no option for SO_REUSEPORT.
 #[track_caller]
 pub fn lighttpd(host: &Host, way: Way, listen: SocketAddr, workers: usize) -> Proc {
     assert!(!way.shares(), "lighttpd cannot");

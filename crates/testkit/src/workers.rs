@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::process::Command;
 use std::time::Duration;
 
-/// How long a victim is stopped before it is killed, so that something waits
-/// in its queue: a busy worker's is rarely empty, an idle one's always.
+/// A worker is stopped for this long before it is killed, so that connections wait in its queue.
+/// The queue of a busy worker is seldom empty then, that of an idle one always.
 const HOLD: Duration = Duration::from_millis(20);
 
 /// Child processes, oldest first.
@@ -18,22 +18,21 @@ pub fn children(pid: u32) -> Vec<i32> {
     pids
 }
 
-/// What was lost, or might have been, over all kills so far.
+/// Numbers of connections that all kills so far concerned.
 #[derive(Debug, Default)]
 pub struct Killed {
-    /// Connections that the dead had accepted: nobody can save them.
+    /// Connections that the killed workers had accepted; these are lost in any case.
     pub accepted: u64,
-    /// Connections that waited at that moment, in any queue, to be accepted:
-    /// none of them may be lost.
+    /// Connections that waited in any queue at the moment of the kill. None of them may be lost.
     pub queued: u64,
 }
 
 impl Killed {
-    /// Stops the oldest child of `parent`, counts what it holds of the
-    /// connections to `port`, and kills it with -9 before it can go on.
+    /// Stops the oldest child of `parent`, counts its connections to `port`, and kills it with
+    /// SIGKILL before it can continue.
     #[track_caller]
     pub fn kill_oldest(&mut self, place: &NetHost, parent: u32, port: u16) {
-        // A busy parent may not have reaped the last one yet.
+        // A busy parent may not have reaped the last victim yet, so skip dead children.
         let living = || children(parent).into_iter().find(|pid| !matches!(state(*pid), None | Some('Z' | 'X')));
         let mut found = None;
         let _ = net::wait_until(Duration::from_secs(60), || {
@@ -47,7 +46,7 @@ impl Killed {
         let held = sockets_of(victim);
         let (accepted, queued) = connections(Some(place), port, &held);
         signal(victim, libc::SIGKILL);
-        // Even that takes its time on a busy machine; the next victim is another.
+        // A kill takes time on a busy machine. Wait, so that the next victim is another worker.
         let dead = || matches!(state(victim), None | Some('Z' | 'X'));
         net::wait_until(Duration::from_secs(60), dead).expect("a dead worker");
         self.accepted += accepted;
@@ -58,13 +57,13 @@ impl Killed {
 /// A process's state, as `ps` shows it.
 fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may hold anything.
+    // The process's name before it may contain any characters.
     stat[stat.rfind(") ")? + 2..].chars().next()
 }
 
 fn signal(pid: i32, signal: i32) {
-    // SAFETY: a plain system call. The number was a child's a moment ago, and
-    // numbers are not reused that fast.
+    // SAFETY: `kill` takes no pointers. The number belonged to a child a moment ago, and the
+    // kernel does not reuse numbers that fast.
     unsafe { libc::kill(pid, signal) };
 }
 
@@ -75,9 +74,9 @@ fn sockets_of(pid: i32) -> HashSet<u64> {
     links.filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()).collect()
 }
 
-/// Open connections to `port`: how many of them are among `held`, and how many
-/// nobody has accepted. `ss`, since /proc/net/tcp would list hundreds of
-/// thousands in TIME-WAIT first, and the victim stands still meanwhile.
+/// Counts open connections to `port`: those whose sockets are in `held`, and those that are not
+/// accepted yet. Uses `ss`, because /proc/net/tcp would first list hundreds of thousands in
+/// TIME-WAIT, while the victim is stopped.
 fn connections(place: Option<&NetHost>, port: u16, held: &HashSet<u64>) -> (u64, u64) {
     let mut command = Command::new("ss");
     command.args(["-Htne", "state", "established", "state", "close-wait", "sport", "=", &format!(":{port}")]);
@@ -91,7 +90,7 @@ fn connections(place: Option<&NetHost>, port: u16, held: &HashSet<u64>) -> (u64,
     for line in String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.trim().is_empty()) {
         let inode = line.split_whitespace().find_map(|word| word.strip_prefix("ino:"));
         let inode: u64 = inode.map_or(0, |inode| inode.parse().expect("inode"));
-        // Who accepts gives the socket its inode.
+        // A socket gets its inode when a process accepts it.
         counts.0 += u64::from(held.contains(&inode));
         counts.1 += u64::from(inode == 0);
     }

@@ -1,4 +1,4 @@
-//! The hosts themselves: who receives where, and that nothing is left behind.
+//! Tests of the hosts themselves: which CPU receives, and that nothing is left behind.
 
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::{need_hosts, net, process, Proc};
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 const CONNECTIONS: usize = 128;
 
-/// CPU that handled the socket's latest packet.
+/// The CPU that handled the latest packet of the socket.
 fn incoming_cpu(socket: &TcpStream) -> usize {
     let mut cpu: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: an integer and its size.
+    // SAFETY: the kernel writes one int into `cpu`, and `len` is its size.
     let rc = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_INCOMING_CPU, (&raw mut cpu).cast(), &mut len)
     };
@@ -23,8 +23,8 @@ fn incoming_cpu(socket: &TcpStream) -> usize {
     cpu as usize
 }
 
-/// For each of many connections from the client, all made on CPU 0: the CPU
-/// where the middle host received the handshake, and later data.
+/// Makes many connections from CPU 0 of the client. For each, returns the CPU on which the middle
+/// host received the handshake, and the one on which it received later data.
 fn receiving_cpus(chain: &Chain) -> Vec<(usize, usize)> {
     let address: SocketAddr = (chain.middle_front(), 80).into();
     let listener = chain.middle.within(|| TcpListener::bind(address)).expect("listen");
@@ -66,7 +66,7 @@ fn threads_and_rps_spread_connections_over_both_cpus_and_keep_each_on_one() {
         assert_eq!(moved, 0, "{receive:?}: a connection is received on one CPU");
         for cpu in [0, 1] {
             let share = cpus.iter().filter(|(first, _)| *first == cpu).count();
-            // 128 fair coins: fewer than 32 heads has a chance below 1e-8.
+            // With 128 fair coins, fewer than 32 heads have a probability below 1e-8.
             assert!(share >= CONNECTIONS / 4, "{receive:?}: CPU {cpu} received {share} of {CONNECTIONS}");
         }
     }
@@ -111,7 +111,7 @@ fn ipv6_and_backend_are_reached_and_a_command_runs_in_its_host() {
     assert!(said.contains(&chain.middle_front().to_string()) && said.contains("10.9.2.1"), "{said}");
 }
 
-/// Namespaces and devices whose names carry our process number.
+/// Namespaces and devices whose names contain this process number.
 fn leftovers(pid: u32) -> Vec<String> {
     let tag = format!("fs{pid:x}_");
     let names = |dir: &str| -> Vec<String> {
@@ -125,7 +125,7 @@ fn leftovers(pid: u32) -> Vec<String> {
     names("/run/netns").into_iter().chain(names("/sys/class/net")).chain(threads).collect()
 }
 
-/// Makes hosts with a process in one, says so, and ends as it is told.
+/// Makes hosts with a process in one of them, prints a line, and ends as the environment says.
 #[test]
 #[ignore = "not a test by itself: the next one runs it, in a process of its own"]
 fn leave() {

@@ -1,4 +1,5 @@
-//! Carrying a plan out, with the way back written down first.
+//! Carries a plan out. The state file has the old values before the first change, so that a run
+//! can be undone wherever it was interrupted.
 
 use crate::device::{still_there, Device};
 use crate::error::Error;
@@ -9,7 +10,7 @@ use crate::state::{boot, Record, State, Store};
 use serde::Serialize;
 use std::io;
 
-/// What became of one setting.
+/// The result for one setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Done {
     pub setting: Setting,
@@ -19,20 +20,20 @@ pub struct Done {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "what")]
 pub enum Fate {
-    /// It has the value now.
+    /// The setting has the value now.
     Set { value: Value },
-    /// The device took it, and made this of it.
+    /// The device accepted the setting but changed it to this value.
     Adjusted { value: Value },
-    /// It is as it was.
+    /// The setting still has its old value.
     Failed { why: String },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     pub done: Vec<Done>,
-    /// The device went away in the middle.
+    /// The device disappeared during the run.
     pub gone: bool,
-    /// Warnings that the plan ended with.
+    /// Warnings of the plan that was carried out.
     pub notes: Vec<crate::plan::Note>,
 }
 
@@ -41,14 +42,14 @@ impl Outcome {
         self.done.iter().filter(|d| matches!(d.fate, Fate::Failed { .. })).count()
     }
 
-    /// Did everything work?
+    /// Whether every change succeeded.
     pub fn is_complete(&self) -> bool {
         !self.gone && self.failed() == 0
     }
 }
 
-/// Inspects, plans, writes the state file, changes. Running it again changes
-/// what has been changed back since, and nothing else.
+/// Inspects the device, plans, writes the state file, and makes the changes. A later run changes
+/// only settings that lost their new values since.
 pub fn apply(system: &System, store: &Store, options: &Options) -> Result<Outcome, Error> {
     let device = inspect(system)?;
     let first = plan(&Machine::inspect(&system.root), &device, options);
@@ -66,7 +67,7 @@ pub fn apply(system: &System, store: &Store, options: &Options) -> Result<Outcom
         if !run.carry_out(&channels)? {
             return run.end(rest);
         }
-        // The driver has new queues and interrupts now: look again.
+        // The driver has new queues and interrupts now, so the device is inspected again.
         let mut options = options.clone();
         options.skip.push(Group::Queues);
         let device = match inspect(system) {
@@ -91,9 +92,9 @@ fn warnings(plan: Plan) -> Vec<crate::plan::Note> {
     plan.notes.into_iter().filter(|n| n.kind == Kind::Warning).collect()
 }
 
-/// The state to go on with: what was recorded, less what does not exist any
-/// more. After a restart nothing of ours is left; a device that was made again
-/// has none of the device's settings.
+/// The state to continue from: the records of settings that still exist. After a restart the
+/// state begins empty, because a restart undoes every change. If the device was removed and made
+/// again, its settings are dropped.
 fn current(system: &System, store: &Store, device: &Device) -> Result<State, Error> {
     let fresh = State::new(&system.root, &device.name, device.ifindex);
     let Some(mut state) = store.load()? else { return Ok(fresh) };
@@ -116,7 +117,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Everything that a change of channels resets, before it is made.
+    /// A change of channels resets other settings. Records them before the change.
     fn snapshot(&mut self, device: &Device) {
         let irqs = device.irqs.iter().map(|irq| Setting::Irq(irq.name.clone()));
         let xps = (0..device.tx_queues.len() as u32).map(Setting::Xps);
@@ -128,12 +129,13 @@ impl Run<'_> {
         }
     }
 
-    /// Records, then changes. False: the device is gone.
+    /// Records each change, then makes it. Returns false if the device is gone.
     fn carry_out(&mut self, changes: &[Change]) -> Result<bool, Error> {
         let resized = self.state.find(&Setting::Channels).is_some();
         for change in changes {
-            // What a queue has after the channels changed is the driver's
-            // doing; how it was before, if it was there, is recorded already.
+            // After a change of channels, the driver has set new values for the queues. These are
+            // not the user's old values; the values of queues that existed before are recorded
+            // already.
             let theirs = resized && change.setting.is_queues();
             let old = (!theirs).then(|| change.old.clone());
             self.state.intend(&change.setting, old, [&change.new].into_iter().chain(&change.or).cloned());
@@ -175,7 +177,7 @@ impl Run<'_> {
         Fate::Failed { why }
     }
 
-    /// Makes the state file say what is, and ends the run.
+    /// Writes the final state file, and ends the run.
     fn end(mut self, plan: Plan) -> Result<Outcome, Error> {
         if !self.outcome.gone {
             self.settle();
@@ -188,8 +190,8 @@ impl Run<'_> {
         Ok(std::mem::take(self.outcome))
     }
 
-    /// Drops records of what did not change, and adds what the driver made of
-    /// the rest when the channels changed.
+    /// Drops records of unchanged settings. After a change of channels, adds the values that the
+    /// driver has set to the others.
     fn settle(&mut self) {
         let failed: Vec<&Setting> =
             self.outcome.done.iter().filter(|d| matches!(d.fate, Fate::Failed { .. })).map(|d| &d.setting).collect();
@@ -208,7 +210,7 @@ impl Run<'_> {
     }
 }
 
-/// An error of the kernel in terms of the setting.
+/// Explains an error of the kernel in terms of the setting.
 pub fn explain(setting: &Setting, error: &io::Error) -> String {
     match (setting, error.raw_os_error()) {
         (Setting::Irq(_), Some(libc::EIO | libc::EPERM)) => {

@@ -1,15 +1,15 @@
-//! Sets of CPUs, and the two ways in which the kernel writes them.
+//! Sets of CPUs, and the two formats in which the kernel writes them.
 
 use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// A set of CPU (or queue) numbers. Any size: nothing here stops at 64.
+/// A set of CPU (or queue) numbers, of any size (not limited to 64).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSet(BTreeSet<u32>);
 
-/// Larger than any kernel's NR_CPUS: a text that names more is not a CPU set.
+/// A limit above the NR_CPUS of every kernel. A text with higher numbers is rejected.
 const LIMIT: u32 = 1 << 16;
 
 impl CpuSet {
@@ -57,8 +57,8 @@ impl CpuSet {
         CpuSet(self.0.difference(&other.0).copied().collect())
     }
 
-    /// The format of `smp_affinity_list`, `isolated`, `Cpus_allowed_list`:
-    /// `0-3,8,10-11`; empty for the empty set.
+    /// Parses the format of `smp_affinity_list`, `isolated`, `Cpus_allowed_list`: `0-3,8,10-11`,
+    /// or nothing for the empty set.
     pub fn parse_list(text: &str) -> Result<CpuSet, BadCpus> {
         let bad = || BadCpus(text.trim().to_owned());
         let number = |t: &str| t.trim().parse::<u32>().ok().filter(|n| *n < LIMIT);
@@ -74,9 +74,9 @@ impl CpuSet {
         Ok(CpuSet(set))
     }
 
-    /// The format of `rps_cpus`, `xps_cpus`: hexadecimal words of 32 bits,
-    /// the highest first, with commas between them. Source: `bitmap_parse` in
-    /// the kernel's lib/bitmap-str.c.
+    /// Parses the format of `rps_cpus`, `xps_cpus`: hexadecimal words of 32 bits with commas
+    /// between them, the highest word first. Source: `bitmap_parse` in the kernel's
+    /// lib/bitmap-str.c.
     pub fn parse_mask(text: &str) -> Result<CpuSet, BadCpus> {
         let bad = || BadCpus(text.trim().to_owned());
         let mut set = BTreeSet::new();
@@ -90,7 +90,7 @@ impl CpuSet {
         Ok(CpuSet(set))
     }
 
-    /// What `parse_mask` reads; as many words as the highest CPU needs.
+    /// The set in the format of `parse_mask`, with as many words as the highest CPU needs.
     pub fn mask(&self) -> String {
         let words = self.0.last().map_or(1, |last| last / 32 + 1);
         let word = |w: u32| self.0.range(w * 32..(w + 1) * 32).fold(0u32, |bits, cpu| bits | 1 << (cpu % 32));
@@ -108,7 +108,7 @@ impl FromIterator<u32> for CpuSet {
     }
 }
 
-/// As a list: `0-3,8`; `-` for the empty set.
+/// Writes the set as a list such as `0-3,8`, and the empty set as `-`.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
@@ -119,7 +119,7 @@ impl fmt::Display for CpuSet {
 }
 
 impl CpuSet {
-    /// What `parse_list` reads.
+    /// The set in the format of `parse_list`.
     pub fn list(&self) -> String {
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         for cpu in self.iter() {
@@ -156,7 +156,7 @@ impl<'de> Deserialize<'de> for CpuSet {
     }
 }
 
-/// A text that is no set of CPUs.
+/// A text that does not describe a set of CPUs.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("'{0}' is not a set of CPUs")]
 pub struct BadCpus(String);

@@ -1,6 +1,6 @@
-//! Bringing packets to the CPU of their application without a program of ours: by
-//! rules in the card, its RSS indirection table, or the kernel's RPS with RFS. What is changed is a
-//! list of [`Step`]s, from which it can be undone, by another process too.
+//! Brings packets to the CPU of their application without an XDP program: by rules in the card, its
+//! RSS indirection table, or the kernel's RPS with RFS. Changes are a list of [`Step`]s, from which
+//! this or another process can undo them.
 
 use crate::cpus::CpuSet;
 use crate::device::{check_name, interrupts, Role};
@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Entries of the kernel's table of flows for RFS, at least (Documentation/networking/scaling.rst: "a value of 32768
-/// ... has been found to work fairly well on a moderately loaded server").
+/// Smallest size of the kernel's flow table for RFS (Documentation/networking/scaling.rst: "a
+/// value of 32768 ... has been found to work fairly well on a moderately loaded server").
 pub const FLOWS: u64 = 32768;
-/// That table; in the machine's first network namespace only.
+/// The setting with the size of the flow table. It exists only in the machine's first network
+/// namespace.
 pub const FLOW_TABLE: &str = "proc/sys/net/core/rps_sock_flow_entries";
 
 /// One change, with what is needed to undo it.
@@ -23,33 +24,34 @@ pub const FLOW_TABLE: &str = "proc/sys/net/core/rps_sock_flow_entries";
 pub enum Step {
     /// A file of the device below /sys, or a kernel setting.
     File { path: String, before: String, after: String },
-    /// Filters were switched on.
+    /// Filters (ntuple rules) were switched on.
     Filters,
-    /// A rule in the card.
+    /// A rule was added to the card.
     Rule { location: u32 },
-    /// The entries of the indirection table move among these rings.
+    /// The indirection table was changed; its entries now name these rings only.
     Table { before: RssTable, rings: Vec<u32> },
-    /// The kernel has switched this one of [`OFFLOADS`] off, for an XDP program, and leaves it off.
+    /// The kernel switched this one of [`OFFLOADS`] off for an XDP program, and does not switch it
+    /// on again.
     Offload { name: String },
 }
 
-/// What the kernel (`dev_xdp_install`) or a driver switches off where an XDP program comes: a
-/// packet must be as it was on the wire.
+/// Offloads that merge packets. The kernel (`dev_xdp_install`) or a driver switches them off when
+/// an XDP program is attached, because the program must see packets as they were on the wire.
 pub const OFFLOADS: [&str; 2] = [LRO, GRO_HW];
 
-/// Those of [`OFFLOADS`] that are on. A device that does not say has none.
+/// The [`OFFLOADS`] that are on. Empty if the device does not report them.
 pub fn offloads(nic: &dyn Nic) -> Vec<String> {
     let features = nic.features().unwrap_or_default();
     OFFLOADS.iter().filter(|name| features.get(**name).is_some_and(|f| f.on)).map(|name| name.to_string()).collect()
 }
 
-/// Those of `before` that are off now.
+/// The offloads of `before` that are off now.
 pub fn switched_off(nic: &dyn Nic, before: Vec<String>) -> Vec<Step> {
     let now = offloads(nic);
     before.into_iter().filter(|name| !now.contains(name)).map(|name| Step::Offload { name }).collect()
 }
 
-/// Ports of one CPU: a power of two of them, aligned.
+/// The ports of one CPU: an aligned block whose size is a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
     pub cpu: u32,
@@ -57,7 +59,7 @@ pub struct Ports {
     pub count: u32,
 }
 
-/// The receive queue whose interrupt goes to each CPU.
+/// For each CPU, the receive queue whose interrupt goes to this CPU alone.
 pub fn queues_by_cpu(root: &Root, device: &str) -> BTreeMap<u32, u32> {
     let mut queues = BTreeMap::new();
     // A driver may have interrupts for queues that are not in use.
@@ -65,7 +67,7 @@ pub fn queues_by_cpu(root: &Root, device: &str) -> BTreeMap<u32, u32> {
     let receives = |irq: &&interrupts::Irq| matches!(irq.role, Role::Both | Role::Rx) && irq.queue < used;
     for irq in interrupts::of_device(root, device).iter().filter(receives) {
         let at = if irq.effective.is_empty() { &irq.affinity } else { &irq.effective };
-        // More than one CPU: nobody knows which of them.
+        // An interrupt that may go to several CPUs does not tell which one will handle it.
         if let (1, Some(cpu)) = (at.len(), at.first()) {
             queues.entry(cpu).or_insert(irq.queue);
         }
@@ -73,10 +75,10 @@ pub fn queues_by_cpu(root: &Root, device: &str) -> BTreeMap<u32, u32> {
     queues
 }
 
-/// Rules that bring answers to a CPU's ports to its queue; for IPv4 and IPv6.
+/// Rules (for IPv4 and IPv6) that steer answers to a CPU's ports into the queue of this CPU.
 ///
 /// # Errors
-/// A CPU that no queue belongs to.
+/// A CPU has no queue.
 pub fn rules(slices: &[Ports], queues: &BTreeMap<u32, u32>) -> Result<Vec<Rule>, String> {
     let mut rules = Vec::new();
     for s in slices {
@@ -88,17 +90,17 @@ pub fn rules(slices: &[Ports], queues: &BTreeMap<u32, u32>) -> Result<Vec<Rule>,
     Ok(rules)
 }
 
-/// The RSS indirection table as flow groups: an entry is a group, and its ring's CPU is where
-/// the group is (Affinity-Accept, 3.3.2: "the NIC's flow group table").
+/// The RSS indirection table, seen as flow groups. Each entry is a group, and the CPU of its ring
+/// handles the group (Affinity-Accept, 3.3.2: "the NIC's flow group table").
 #[derive(Clone, Debug)]
 pub struct Table {
     table: Vec<u32>,
-    /// Ring by CPU.
+    /// Ring of each CPU.
     rings: BTreeMap<u32, u32>,
 }
 
-/// The table of a card with a ring for each of `cpus`; nothing is changed by looking. With the CPU
-/// of each entry, and what is to be recorded to undo whatever [`Table::set`] does.
+/// Reads the table of a card that has a ring for each of `cpus`; changes nothing. Also returns the
+/// CPU of each entry, and the record that undoes [`Table::set`].
 ///
 /// # Errors
 /// The device has no table, or an entry leads to a CPU that does not take part.
@@ -121,7 +123,7 @@ pub fn table(nic: &dyn Nic, queues: &BTreeMap<u32, u32>, cpus: &[u32]) -> Result
 }
 
 impl Table {
-    /// Moves a group to a CPU. False: the card has not taken it.
+    /// Moves a group to a CPU. Returns false if the card refuses.
     pub fn set(&mut self, nic: &dyn Nic, group: u32, cpu: u32) -> bool {
         let (Some(ring), Some(entry)) = (self.rings.get(&cpu), self.table.get_mut(group as usize)) else {
             return false;
@@ -135,7 +137,8 @@ impl Table {
     }
 }
 
-/// As it was, if it still names our rings only: else somebody has set it since.
+/// Restores the old table if the present one names only Fastsocket's rings. Otherwise another
+/// program has set the table since, and it stays.
 fn undo_table(nic: &dyn Nic, before: &RssTable, rings: &[u32]) -> io::Result<()> {
     let now = nic.rss()?;
     let size = match before {
@@ -148,20 +151,18 @@ fn undo_table(nic: &dyn Nic, before: &RssTable, rings: &[u32]) -> io::Result<()>
     nic.set_rss(before)
 }
 
-/// Are filters on?
+/// Whether filters are on.
 ///
 /// # Errors
-/// The device has none.
+/// The device has no filters.
 pub fn filters(nic: &dyn Nic) -> Result<bool, String> {
     let features = nic.features().map_err(|e| format!("features: {e}"))?;
     let filters = features.get(NTUPLE).filter(|f| f.on || f.changeable);
     filters.map(|f| f.on).ok_or_else(|| "the device has no filters".to_owned())
 }
 
-/// Puts the rules into the card.
-///
-/// # Errors
-/// Why it takes none; then nothing is changed.
+/// Puts the rules into the card. If the card refuses one, nothing stays changed, and the error
+/// says why.
 pub fn install(nic: &dyn Nic, rules: &[Rule]) -> Result<Vec<Step>, String> {
     let mut steps = Vec::new();
     if !filters(nic)? {
@@ -181,12 +182,11 @@ pub fn install(nic: &dyn Nic, rules: &[Rule]) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-/// RPS to `cpus` on every queue, with RFS where the kernel has its table: packets then
-/// follow the application's last read or write. `first` has the /proc of the first network
-/// namespace.
+/// Switches RPS to `cpus` on for every queue, and RFS where the kernel has a flow table. Packets
+/// then go to the CPU where the application last read or wrote. `first` has the /proc of the
+/// machine's first network namespace.
 ///
-/// # Errors
-/// Why it cannot be had; then nothing is changed.
+/// If RPS is impossible, nothing stays changed, and the error says why.
 pub fn follow(root: &Root, first: &Root, device: &str, cpus: &CpuSet) -> Result<Vec<Step>, String> {
     check_name(device).map_err(|e: Error| e.to_string())?;
     let queues = format!("sys/class/net/{device}/queues");
@@ -221,7 +221,7 @@ pub fn follow(root: &Root, first: &Root, device: &str, cpus: &CpuSet) -> Result<
 fn set(root: &Root, path: &str, to: &str, steps: &mut Vec<Step>) -> io::Result<()> {
     let before = root.read(path)?;
     root.write(path, to)?;
-    // As the kernel writes it.
+    // Read the value back, because the kernel writes it in its own format.
     let after = root.read(path)?;
     if before != after {
         steps.push(Step::File { path: path.to_owned(), before, after });
@@ -229,26 +229,28 @@ fn set(root: &Root, path: &str, to: &str, steps: &mut Vec<Step>) -> io::Result<(
     Ok(())
 }
 
-/// Undoes what [`install`], [`Table::set`] and an XDP program have done. Rules that are gone are
-/// no error.
+/// Undoes [`install`], [`Table::set`] and the effects of an XDP program. It is not an error if a
+/// rule is missing.
 pub fn undo_in_card(nic: &dyn Nic, steps: &[Step]) {
     for step in steps.iter().rev() {
         let _ = match step {
             Step::Rule { location } => nic.remove_rule(*location),
             Step::Filters => nic.set_feature(NTUPLE, false),
             Step::Table { before, rings } => undo_table(nic, before, rings),
-            // The record may come from a file.
+            // Only known names are accepted, because the record may come from a file that another
+            // program has changed.
             Step::Offload { name } if OFFLOADS.contains(&name.as_str()) => nic.set_feature(name, true),
             Step::Offload { .. } | Step::File { .. } => Ok(()),
         };
     }
 }
 
-/// Undoes what [`follow`] has done, but for what somebody has changed since.
+/// Undoes [`follow`], except where another program has changed a setting since.
 pub fn undo_files(root: &Root, first: &Root, steps: &[Step]) {
     for step in steps.iter().rev() {
         let Step::File { path, before, after } = step else { continue };
-        // Nothing else is ever recorded; the record may come from a file.
+        // Only known paths are accepted, because the record may come from a file that another
+        // program has changed.
         let root = match path.as_str() {
             FLOW_TABLE => first,
             path if path.starts_with("sys/class/net/") && !path.contains("..") => root,

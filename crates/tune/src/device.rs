@@ -1,4 +1,4 @@
-//! A network device as it is now.
+//! A network device as it is now: its queues, interrupts and settings, read once.
 
 pub mod interrupts;
 
@@ -18,9 +18,9 @@ pub struct Device {
     pub ifindex: u32,
     pub address: String,
     pub up: bool,
-    /// Has it hardware (or a hypervisor's device) behind it?
+    /// Whether the device is hardware, or a virtual device of a hypervisor.
     pub physical: bool,
-    /// NUMA node; None if unknown or if there is only one.
+    /// NUMA node. `None`: unknown, or the machine has one node only.
     pub node: Option<u32>,
     pub driver: Option<Driver>,
     pub channels: Option<Channels>,
@@ -28,33 +28,33 @@ pub struct Device {
     pub rings: Option<Rings>,
     pub coalesce: Option<Coalesce>,
     pub features: BTreeMap<String, Feature>,
-    /// Steering rules that are installed.
+    /// Number of installed steering rules.
     pub ntuple_rules: Option<u32>,
-    /// Index is the queue.
+    /// Receive queues; the index is the queue's number.
     pub rx_queues: Vec<RxQueue>,
     pub tx_queues: Vec<TxQueue>,
-    /// Interrupts of the device, queues' ones first, in the order of queues.
+    /// Interrupts of the device. Those of queues come first, ordered by queue.
     pub irqs: Vec<Irq>,
 }
 
-/// None: the kernel has no such file for this queue.
+/// A receive queue. A field is `None` if the kernel has no such file for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RxQueue {
     pub rps: Option<CpuSet>,
-    /// Entries for RFS (`rps_flow_cnt`).
+    /// Size of the flow table for RFS (`rps_flow_cnt`).
     pub flows: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TxQueue {
     pub xps: Option<CpuSet>,
-    /// Receive queues that select this one, before `xps` does.
+    /// Receive queues that select this transmit queue; the kernel looks at them before `xps`.
     pub xps_rxqs: Option<CpuSet>,
 }
 
 impl Device {
-    /// Reads all of it. Errors: a name that cannot be one, no such device, or
-    /// one whose /sys belongs to another network namespace.
+    /// Reads the device. Fails if the name is impossible, if there is no such device, or if /sys
+    /// shows a device of another network namespace under this name.
     pub fn inspect(root: &Root, nic: &dyn Nic, name: &str) -> Result<Device, Error> {
         check_name(name)?;
         let net = format!("sys/class/net/{name}");
@@ -63,10 +63,10 @@ impl Device {
             _ => Error::Device(name.to_owned(), e),
         })?;
         let shown = (root.number(format!("{net}/ifindex")), root.get(format!("{net}/address")));
-        // Addresses of other kinds of links have other lengths.
+        // Ignore addresses of other lengths: other kinds of links have them.
         let other = |shown: String| shown.len() == address.len() && shown != address;
         if shown.0 != Some(ifindex.into()) || shown.1.is_some_and(other) {
-            // Between the two looks it may simply have gone.
+            // The device may have disappeared after its identity was read.
             return Err(match nic.identity() {
                 Ok(_) => Error::OtherNamespace(name.to_owned()),
                 Err(_) => Error::NoDevice(name.to_owned()),
@@ -103,8 +103,8 @@ impl Device {
     }
 }
 
-/// Names that the kernel would take too (`dev_valid_name`), so that a name
-/// never leads to another file.
+/// Accepts only names that the kernel accepts, too (`dev_valid_name`), so that a name can never be
+/// a path to another file.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     match name {
@@ -118,7 +118,8 @@ fn is_up(flags: &str) -> bool {
     u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|f| f & libc::IFF_UP as u32 != 0)
 }
 
-/// A virtio device has no node of its own, its PCI function has.
+/// The NUMA node of the parent device. A virtio device has none of its own, but its PCI function
+/// has.
 fn parent_node(root: &Root, net: &str) -> Option<u32> {
     root.get(format!("{net}/device/../numa_node")).and_then(|n| n.parse().ok())
 }
@@ -133,13 +134,14 @@ fn tx(root: &Root, net: &str, queue: u32) -> TxQueue {
     TxQueue { xps: mask(root, &format!("{queue}/xps_cpus")), xps_rxqs: mask(root, &format!("{queue}/xps_rxqs")) }
 }
 
-/// A mask file; None where the kernel does not have it or refuses to show it
-/// (ENOENT for `xps_cpus` of a device with one transmit queue).
+/// Reads a mask file. `None`: the kernel lacks the file or refuses to show it (ENOENT for
+/// `xps_cpus` of a device with one transmit queue).
 fn mask(root: &Root, path: &str) -> Option<CpuSet> {
     CpuSet::parse_mask(&root.get(path)?).ok()
 }
 
-/// Is it still the same device? For telling "it went away" from other errors.
+/// Whether the name still belongs to the same device. Tells "the device is gone" from other
+/// errors.
 pub fn still_there(nic: &dyn Nic, ifindex: u32) -> io::Result<bool> {
     match nic.identity() {
         Ok((now, _)) => Ok(now == ifindex),

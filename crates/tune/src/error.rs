@@ -1,5 +1,5 @@
-//! What can stop the whole command. A single setting that cannot be changed
-//! is not an error but part of the outcome.
+//! Errors that stop the whole command. A single setting that cannot be changed is not an error but
+//! part of the outcome.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! What a network device can be asked and told: the calls behind `ethtool`.
+//! Queries and commands to a network device, as `ethtool` makes them. No other module of the crate
+//! calls the driver.
 
 mod ioctl;
 mod recorded;
@@ -11,31 +12,31 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 
-/// `ethtool -i`.
+/// The answer to `ethtool -i`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Driver {
     pub name: String,
     pub version: String,
     pub firmware: String,
-    /// PCI address for a PCI device, else empty.
+    /// PCI address; empty if it is not a PCI device.
     pub bus: String,
 }
 
-/// `ethtool -l`: queues as the driver groups them. A maximum of 0 says that
-/// the device has no channels of this kind.
+/// The answer to `ethtool -l`: queues as the driver groups them. A maximum of 0 says that the
+/// device has no channels of this kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Channels {
     pub max_rx: u32,
     pub max_tx: u32,
     pub max_combined: u32,
     pub count: ChannelCount,
-    /// The driver shows them and cannot change them (vmxnet3). False also where nobody
-    /// may ask.
+    /// The driver shows the channels but cannot change them (vmxnet3). False also if this user may
+    /// not ask.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed: bool,
 }
 
-/// How many channels are in use.
+/// Number of channels in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelCount {
     pub rx: u32,
@@ -44,7 +45,7 @@ pub struct ChannelCount {
 }
 
 impl ChannelCount {
-    /// Queues that receive.
+    /// Number of queues that receive.
     pub fn receiving(&self) -> u32 {
         self.rx + self.combined
     }
@@ -61,7 +62,7 @@ impl fmt::Display for ChannelCount {
     }
 }
 
-/// `ethtool -c`, as far as we touch it. Times in microseconds.
+/// The part of `ethtool -c` that `tune` uses. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coalesce {
     pub adaptive_rx: bool,
@@ -73,7 +74,7 @@ pub struct Coalesce {
 }
 
 impl Coalesce {
-    /// Equal, but for what an adaptive driver changes by itself all the time.
+    /// Compares, but ignores values that an adaptive driver changes all the time.
     pub fn same(&self, other: &Coalesce) -> bool {
         let rx = self.adaptive_rx && other.adaptive_rx
             || (self.rx_usecs, self.rx_frames) == (other.rx_usecs, other.rx_frames);
@@ -94,7 +95,7 @@ impl fmt::Display for Coalesce {
     }
 }
 
-/// `ethtool -g`, in descriptors.
+/// The answer to `ethtool -g`, in descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rings {
     pub rx: u32,
@@ -107,23 +108,23 @@ pub struct Rings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Feature {
     pub on: bool,
-    /// Can it be switched at all?
+    /// Whether the feature can be switched at all.
     pub changeable: bool,
 }
 
-/// `ethtool -x`.
+/// The answer to `ethtool -x`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rss {
     /// Receive rings that the table may name.
     pub rings: u32,
-    /// Ring by hash.
+    /// Receive ring for each hash value.
     pub table: Vec<u32>,
     /// Length of the hash key in bytes.
     pub key_bytes: u32,
 }
 
 impl Rss {
-    /// Does each ring get its share, and no ring nothing?
+    /// Whether all rings get equal shares (they differ by one entry at most).
     pub fn is_even(&self) -> bool {
         let mut uses = vec![0u32; self.rings as usize];
         for ring in &self.table {
@@ -133,31 +134,31 @@ impl Rss {
             }
         }
         let (low, high) = (uses.iter().min(), uses.iter().max());
-        // A table shorter than the rings (it happens) cannot reach them all.
+        // A table with fewer entries than rings cannot reach all rings, so unused rings are no
+        // fault then.
         low.zip(high).is_none_or(|(low, high)| high - low <= 1)
     }
 
-    /// As the kernel fills it when nobody has set it: ring = index mod rings
-    /// (`ethtool_rxfh_indir_default`).
+    /// The kernel's default table: ring = index mod rings (`ethtool_rxfh_indir_default`).
     pub fn is_default(&self) -> bool {
         self.table.iter().enumerate().all(|(i, ring)| *ring == i as u32 % self.rings.max(1))
     }
 }
 
-/// A table to be set.
+/// An indirection table to set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RssTable {
-    /// What the kernel makes of it; follows the number of rings.
+    /// The kernel's own table, which follows the number of rings.
     Default,
     Explicit(Vec<u32>),
 }
 
-/// A filter: TCP packets to some ports go to a queue (`ethtool -N`).
+/// A filter rule: TCP packets to some ports go to one queue (`ethtool -N`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
     pub v6: bool,
-    /// Destination port, and which of its bits count.
+    /// Destination port, and the mask of its bits that are compared.
     pub port: u16,
     pub mask: u16,
     pub queue: u32,
@@ -170,10 +171,11 @@ pub const GRO_HW: &str = "rx-gro-hw";
 pub const TSO: &str = "tx-tcp-segmentation";
 pub const RXHASH: &str = "rx-hashing";
 
-/// One network device. Every call may fail with EOPNOTSUPP: the device lacks it.
+/// One network device. Every call may fail with EOPNOTSUPP: the device or driver lacks the
+/// feature.
 pub trait Nic {
-    /// Index and hardware address that the *calling* network namespace has for
-    /// this name. ENODEV: no such device here.
+    /// Index and hardware address that this name has in the network namespace of the calling
+    /// thread. ENODEV: no device has this name there.
     fn identity(&self) -> io::Result<(u32, String)>;
     fn driver(&self) -> io::Result<Driver>;
     fn channels(&self) -> io::Result<Channels>;
@@ -185,9 +187,9 @@ pub trait Nic {
     fn set_feature(&self, name: &str, on: bool) -> io::Result<()>;
     fn rss(&self) -> io::Result<Rss>;
     fn set_rss(&self, table: &RssTable) -> io::Result<()>;
-    /// Steering rules installed now (`ethtool -n`).
+    /// Number of installed steering rules (`ethtool -n`).
     fn ntuple_rules(&self) -> io::Result<u32>;
-    /// Installs a rule; its location.
+    /// Installs a rule and returns its location.
     fn add_rule(&self, rule: &Rule) -> io::Result<u32>;
     fn remove_rule(&self, location: u32) -> io::Result<()>;
 }

@@ -1,10 +1,10 @@
-//! `fastsocket tune`: a network device and the kernel's settings made ready
-//! for short connections, each on one core, and back again.
+//! The library behind `fastsocket tune`. It prepares a network device and the kernel for short
+//! connections that each stay on one core, and can undo that.
 //!
-//! [`Machine`] and [`Device`] describe what is there, [`plan()`] says what
-//! should change and why (it looks at descriptions only), [`apply()`] does it
-//! after writing the old values to a [`Store`], [`revert()`] goes back.
-//! `docs/network.md` says the purpose and the source of each setting.
+//! [`Machine`] and [`Device`] describe the present state. From these descriptions alone,
+//! [`plan()`] decides what should change and why. [`apply()`] writes the old values to a [`Store`]
+//! and then makes the changes; [`revert()`] undoes them. `docs/network.md` gives the purpose and
+//! the source of each setting.
 
 #![deny(unsafe_code)]
 

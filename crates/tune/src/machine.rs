@@ -1,4 +1,4 @@
-//! The machine as far as a network device's settings depend on it.
+//! Facts about the machine that the settings of a network device depend on, read once.
 
 mod balance;
 mod kernel;
@@ -13,11 +13,11 @@ use crate::sysctl;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What the planner knows of the machine; nothing in it is bound to a device.
+/// The machine as the planner sees it, without any network device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     pub cpus: Cpus,
-    /// Kernel settings by name, as in `sysctl`; absent ones are not here.
+    /// Kernel settings, by their names in `sysctl`. Settings that this kernel lacks are missing.
     pub sysctls: BTreeMap<String, String>,
     /// irqbalance, if it runs.
     pub irqbalance: Option<Balance>,
@@ -26,12 +26,12 @@ pub struct Machine {
     pub limits: Limits,
     /// Memory of the machine in MiB.
     pub memory_mib: u64,
-    /// Ports that somebody listens on (TCP), in this network namespace.
+    /// TCP ports with a listener in this network namespace.
     pub listening: Vec<u16>,
 }
 
 impl Machine {
-    /// Reads it; what is missing is left empty.
+    /// Reads the machine. Facts that cannot be read stay empty.
     pub fn inspect(root: &Root) -> Machine {
         let sysctls = sysctl::ALL
             .iter()
@@ -49,7 +49,7 @@ impl Machine {
         }
     }
 
-    /// A kernel setting that is one number.
+    /// The value of a kernel setting that is a single number.
     pub fn sysctl_number(&self, name: &str) -> Option<u64> {
         self.sysctls.get(name)?.parse().ok()
     }

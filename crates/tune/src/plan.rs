@@ -1,4 +1,5 @@
-//! What to change, from what was found. Pure: looks at descriptions only.
+//! Makes a plan of changes from the descriptions of machine and device. The planner reads nothing
+//! else and changes nothing, so tests can run it on recorded machines.
 
 mod advice;
 mod change;
@@ -14,7 +15,7 @@ use crate::machine::Machine;
 use crate::setting::{Setting, Value};
 use crate::sysctl;
 
-/// The plan for `device` on `machine`.
+/// Makes the plan for `device` on `machine`.
 pub fn plan(machine: &Machine, device: &Device, options: &Options) -> Plan {
     let mut plan = Plan::default();
     let cpus = usable(machine, options, &mut plan);
@@ -33,7 +34,7 @@ pub fn plan(machine: &Machine, device: &Device, options: &Options) -> Plan {
     plan
 }
 
-/// CPUs for packets; says what was left out, and why.
+/// The CPUs that are to handle packets. Adds a note for CPUs that are left out.
 fn usable(machine: &Machine, options: &Options, plan: &mut Plan) -> CpuSet {
     let cpus = &machine.cpus;
     let mut text = format!("{} online ({})", cpus.online.len(), cpus.online);
@@ -52,7 +53,7 @@ fn usable(machine: &Machine, options: &Options, plan: &mut Plan) -> CpuSet {
     let usable = cpus.usable();
     let reasons = [
         ("isolated", cpus.online.and(&cpus.isolated)),
-        ("outside our cpuset", cpus.online.minus(&cpus.allowed)),
+        ("outside the cpuset", cpus.online.minus(&cpus.allowed)),
         ("not in the default IRQ affinity", cpus.online.minus(&cpus.irq_default)),
     ];
     for (reason, set) in reasons {

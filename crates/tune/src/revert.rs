@@ -1,4 +1,4 @@
-//! The way back.
+//! Puts the recorded values back. A value that another program has set since is left alone.
 
 use crate::apply::explain;
 use crate::device::check_name;
@@ -10,24 +10,24 @@ use crate::state::{boot, Record, State, Store};
 use serde::Serialize;
 use std::io;
 
-/// What became of one setting.
+/// The result for one setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "what")]
 pub enum Undone {
-    /// Put back to this.
+    /// The old value was put back.
     Restored {
         value: Value,
     },
-    /// It was as before already.
+    /// The setting had its old value already.
     AsBefore,
-    /// It, or the queue or device it belonged to, does not exist any more.
+    /// The setting, its queue or its device no longer exists.
     Gone,
-    /// The restart has undone ours; what is there now is not of our making.
+    /// A restart has undone the change, so the present value is not Fastsocket's.
     Restarted {
         now: Value,
         old: Value,
     },
-    /// Somebody else has set it since; it was left.
+    /// Another program has set the value since, so it was left alone.
     Left {
         now: Value,
         old: Option<Value>,
@@ -39,27 +39,27 @@ pub enum Undone {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Reverted {
-    /// Was there anything recorded?
+    /// Whether there was a state file.
     pub recorded: bool,
-    /// The machine has been restarted since.
+    /// Whether the machine was restarted after the changes.
     pub restarted: bool,
-    /// Was the run that changed things carried to its end?
+    /// Whether the run that made the changes reached its end.
     pub settled: bool,
-    /// The device is gone, or another one has its name.
+    /// The device is gone, or another device has its name.
     pub replaced: bool,
-    /// The device's name now, if it has another one.
+    /// The device's present name, if the device was renamed.
     pub renamed: Option<String>,
     pub undone: Vec<(Setting, Undone)>,
 }
 
 impl Reverted {
-    /// Is everything as it was?
+    /// Whether every setting has its old value.
     pub fn is_complete(&self) -> bool {
         !self.undone.iter().any(|(_, u)| matches!(u, Undone::Left { .. } | Undone::Failed { .. }))
     }
 }
 
-/// A handle on a device, live or recorded.
+/// Opens a device, on this machine or in a recording.
 pub fn system(root: &Root, name: &str) -> Result<System, Error> {
     check_name(name)?;
     let nic: Box<dyn Nic> = match root.is_live() {
@@ -69,8 +69,8 @@ pub fn system(root: &Root, name: &str) -> Result<System, Error> {
     Ok(System::new(root.clone(), nic, name))
 }
 
-/// Undoes what the state file says, and removes it. What somebody else has
-/// changed since stays (with its record) unless `force`.
+/// Undoes the changes in the state file, then removes the file. Values that another program has
+/// changed since are left alone and stay in the file, unless `force`.
 pub fn revert(system: System, store: &Store, force: bool) -> Result<Reverted, Error> {
     let Some(mut state) = store.load()? else { return Ok(Reverted::default()) };
     let mut reverted = Reverted { recorded: true, ..Reverted::default() };
@@ -101,7 +101,8 @@ pub fn revert(system: System, store: &Store, force: bool) -> Result<Reverted, Er
         if step.stays() {
             state.records.push(step.record.clone());
         }
-        // Only noted in case that the channels would change: nothing to say.
+        // Do not report a setting that was only recorded because the channels would change, and
+        // that needed no action.
         let silent = matches!(step.fate, Undone::AsBefore | Undone::Gone | Undone::Restarted { .. });
         if !step.record.new.is_empty() || !silent {
             reverted.undone.push((step.record.setting, step.fate));
@@ -120,8 +121,8 @@ enum Whereabouts {
     Gone,
 }
 
-/// Finds the device by its index: no other device of this boot and network
-/// namespace ever has the same.
+/// Finds the device by its index. Within one boot and network namespace, the kernel does not use
+/// an index twice.
 fn whereabouts(system: &System, state: &State) -> Whereabouts {
     if system.nic.identity().is_ok_and(|(index, _)| index == state.ifindex) {
         return Whereabouts::Here;
@@ -133,7 +134,7 @@ fn whereabouts(system: &System, state: &State) -> Whereabouts {
     }
 }
 
-/// Channels first, as they reset the others.
+/// Order of the settings. Channels come first, because their change resets the others.
 fn order(setting: &Setting) -> u32 {
     match setting {
         Setting::Channels => 0,
@@ -147,17 +148,18 @@ fn order(setting: &Setting) -> u32 {
     }
 }
 
-/// The kernel refuses to take queues away that a table of somebody's names.
-/// Ours never does; another's is put back (or not) in its turn.
+/// Sets the default table before the channels change, because the kernel refuses to remove queues
+/// that a table names. Fastsocket's own table never names them. A table of another program is
+/// restored or kept in its turn.
 fn make_room(system: &System, steps: &[Step]) {
     let table = steps.iter().find(|s| s.record.setting == Setting::Rss);
     if table.is_some() && !matches!(system.read(&Setting::Rss), Ok(Value::Rss(RssTable::Default)) | Err(_)) {
-        // If it fails, so will the channels, and they say why.
+        // If this fails, the change of channels fails, too, and reports why.
         let _ = system.write(&Setting::Rss, &Value::Rss(RssTable::Default));
     }
 }
 
-/// One record, with what is to be done about it.
+/// A record, and what happens to it.
 struct Step {
     record: Record,
     fate: Undone,
@@ -179,7 +181,7 @@ impl Step {
         };
         let ours = record.new.iter().any(|new| now.same(new)) || record.new.is_empty() && !about.settled;
         let fate = match &record.old {
-            // It only came with our channels, and goes with them (see `take`).
+            // Fastsocket's channels created the setting, and their end removes it (see `take`).
             None => Undone::Left { now: now.clone(), old: None },
             Some(old) if now.same(old) => Undone::AsBefore,
             Some(old) if force => Undone::Restored { value: old.clone() },
@@ -194,17 +196,17 @@ impl Step {
         matches!(self.fate, Undone::Restored { .. })
     }
 
-    /// Does the record have to stay?
+    /// Whether the record must stay in the state file.
     fn stays(&self) -> bool {
         matches!(self.fate, Undone::Left { .. } | Undone::Failed { .. })
     }
 
-    /// Does it. `resized`: the channels change back in this run, and with them
-    /// everything of the queues is reset, whoever had set it.
+    /// Carries out the step. `resized`: this run also changes the channels back, which resets all
+    /// settings of the queues.
     fn take(&mut self, system: &System, resized: bool) {
         let resized = resized && self.record.setting.is_queues();
         if self.record.old.is_none() {
-            // Did it go with the channels?
+            // Check whether the change of channels has removed the setting.
             if system.read(&self.record.setting).is_err_and(|e| is_absent(&e)) {
                 self.fate = Undone::Gone;
             }
@@ -219,7 +221,7 @@ impl Step {
             },
             _ => return,
         };
-        // Still, or again, as it should be?
+        // Skip the write if the setting has its old value.
         if system.read(&self.record.setting).is_ok_and(|now| now == value) {
             return;
         }
@@ -238,7 +240,7 @@ impl Step {
     }
 }
 
-/// The queue, interrupt or device is not there.
+/// Whether the error says that the queue, interrupt or device does not exist.
 fn is_absent(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }

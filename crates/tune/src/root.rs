@@ -1,10 +1,10 @@
-//! The files of /proc and /sys, or of a copy of them.
+//! The files of /proc and /sys, or of a recorded copy of them.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where `/proc` and `/sys` are: `/`, or a directory that holds a recording.
+/// The directory that holds `proc` and `sys`: `/`, or a recording.
 #[derive(Clone, Debug)]
 pub struct Root(PathBuf);
 
@@ -13,12 +13,12 @@ impl Root {
         Root(path.into())
     }
 
-    /// Is this the machine itself?
+    /// Whether this is the running machine and not a recording.
     pub fn is_live(&self) -> bool {
         self.0 == Path::new("/")
     }
 
-    /// `path` without its leading slash: `proc/irq/3/smp_affinity_list`.
+    /// The full path of `path`, which has no leading slash: `proc/irq/3/smp_affinity_list`.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         debug_assert!(path.as_ref().is_relative());
         self.0.join(path)
@@ -29,21 +29,21 @@ impl Root {
         Ok(fs::read_to_string(self.path(path))?.trim_end().to_owned())
     }
 
-    /// As `read`; None where the file is missing or cannot be read.
+    /// Like `read`, but `None` if the file is missing or cannot be read.
     pub fn get(&self, path: impl AsRef<Path>) -> Option<String> {
         self.read(path).ok()
     }
 
-    /// A number from a file.
+    /// Reads a file that holds one number.
     pub fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.get(path)?.trim().parse().ok()
     }
 
-    /// Writes a setting in one `write`, as /proc and /sys want it. Never
-    /// creates a file: a setting that does not exist is an error.
+    /// Writes a setting in a single `write`, as /proc and /sys require. It never creates a file: a
+    /// setting that does not exist is an error.
     pub fn write(&self, path: impl AsRef<Path>, text: &str) -> io::Result<()> {
         let mut options = fs::OpenOptions::new();
-        // A recording is made of ordinary files, which keep their old end.
+        // Truncate in a recording, because ordinary files would keep the end of a longer old text.
         options.write(true).truncate(!self.is_live());
         options.open(self.path(path))?.write_all(format!("{text}\n").as_bytes())
     }
@@ -52,7 +52,7 @@ impl Root {
         self.path(path).exists()
     }
 
-    /// Names in a directory, sorted; none where there is no such directory.
+    /// Names in a directory, sorted; empty if there is no such directory.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
         let mut names: Vec<String> = entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
@@ -60,7 +60,7 @@ impl Root {
         names
     }
 
-    /// Numbers N of the entries `PREFIXN` of a directory, sorted.
+    /// The numbers N of all entries `PREFIXN` in a directory, sorted.
     pub fn numbered(&self, path: impl AsRef<Path>, prefix: &str) -> Vec<u32> {
         let mut numbers: Vec<u32> =
             self.names(path).iter().filter_map(|n| n.strip_prefix(prefix)?.parse().ok()).collect();

@@ -1,4 +1,4 @@
-//! One thing that can be read, set and set back.
+//! A setting that can be read, changed and restored.
 
 use crate::cpus::CpuSet;
 use crate::device::interrupts;
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 
-/// Which. Device settings name no device: a state file lies under the
-/// device's name, and the device may be called otherwise by now.
+/// Identifies a setting. Settings of a device do not name the device: its name is in the state
+/// file, and may have changed since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Setting {
@@ -41,7 +41,7 @@ pub enum Value {
     On(bool),
 }
 
-/// What can be switched on or off together (`--only`, `--skip`).
+/// A group that `--only` and `--skip` switch on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Group {
@@ -87,12 +87,12 @@ impl Setting {
         }
     }
 
-    /// Is it the device's, and gone with it?
+    /// Whether the setting belongs to the device, so that it vanishes with the device.
     pub fn is_devices(&self) -> bool {
         !matches!(self, Setting::Sysctl(_))
     }
 
-    /// Does changing the number of channels reset it?
+    /// Whether a change of the number of channels resets the setting.
     pub fn is_queues(&self) -> bool {
         matches!(self, Setting::Rss | Setting::Irq(_) | Setting::Xps(_) | Setting::Rps(_) | Setting::Coalesce)
     }
@@ -114,7 +114,7 @@ impl fmt::Display for Setting {
 }
 
 impl Value {
-    /// Equal for the purpose of telling who set it.
+    /// Compares in order to find out whether another program has changed the value.
     pub fn same(&self, other: &Value) -> bool {
         match (self, other) {
             (Value::Coalesce(a), Value::Coalesce(b)) => a.same(b),
@@ -138,13 +138,14 @@ impl fmt::Display for Value {
     }
 }
 
-/// A device of a machine, to read settings from and to write them to.
+/// Gives access to the settings of one device and of its machine.
 pub struct System {
     pub root: Root,
     pub nic: Box<dyn Nic>,
-    /// Name of the device now.
+    /// Present name of the device.
     pub device: String,
-    /// Numbers of interrupts by name; none after the channels were changed.
+    /// Numbers of the interrupts by name. `None` after the channels were changed, because the
+    /// numbers may be new.
     irqs: RefCell<Option<BTreeMap<String, u32>>>,
 }
 
@@ -175,8 +176,8 @@ impl System {
         parse(&text?).map(Value::Cpus).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 
-    /// The value now. `NotFound`: there is no such queue, interrupt or
-    /// setting; EOPNOTSUPP: the device lacks it.
+    /// The present value. `NotFound`: there is no such queue, interrupt or setting. EOPNOTSUPP:
+    /// the device lacks the feature.
     pub fn read(&self, setting: &Setting) -> io::Result<Value> {
         match setting {
             Setting::Sysctl(name) => {

@@ -1,9 +1,8 @@
-//! The file that knows how it was before.
+//! The state file: for each setting, the value that was found and the values that were set (ADR 20).
 //!
-//! Written before the first change and whole (a temporary file, renamed), so
-//! that a run that was stopped anywhere can be undone. It says what was found
-//! and what was wanted; which of the two is in force is looked up, never
-//! remembered.
+//! `tune` writes the file before the first change. It replaces the file as a whole (a temporary
+//! file, renamed), so that an interrupted run can be undone. The file only says which values are
+//! possible; the machine says which one is in force.
 
 use crate::error::Error;
 use crate::root::Root;
@@ -17,18 +16,18 @@ use std::path::{Path, PathBuf};
 
 pub const VERSION: u32 = 1;
 
-/// Where state files lie, below the root.
+/// Directory of the state files, below the root.
 pub const DIR: &str = "var/lib/fastsocket/tune";
 
-/// One setting.
+/// The record of one setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub setting: Setting,
-    /// As it was; None if it was not there (a queue that came with more
+    /// The old value. `None`: the setting did not exist before (its queue came with more
     /// channels).
     pub old: Option<Value>,
-    /// Any of these is of our making. Empty: not changed by us, but may be
-    /// reset when the number of channels changes, and then to be put back.
+    /// Values that Fastsocket has set. Empty: Fastsocket did not change the setting itself, but a
+    /// change of channels may reset it; a revert then restores `old`.
     pub new: Vec<Value>,
 }
 
@@ -37,12 +36,12 @@ pub struct State {
     pub version: u32,
     pub device: String,
     pub ifindex: u32,
-    /// Of the boot in which this was written: a restart undoes everything.
+    /// ID of the boot in which the state was written. A restart undoes all changes.
     pub boot: String,
-    /// Seconds since 1970.
+    /// Time of writing, in seconds since 1970.
     pub written: u64,
-    /// Was the run that wrote this carried to its end? If not, and it changed
-    /// the channels, the driver may have reset values that are not in `new`.
+    /// Whether the run that wrote the state reached its end. If it did not, and it changed the
+    /// channels, the driver may have set values that are not in `new`.
     pub settled: bool,
     pub records: Vec<Record>,
 }
@@ -65,8 +64,8 @@ impl State {
         self.records.iter().find(|r| r.setting == *setting)
     }
 
-    /// Notes what is about to be done. The first `old` stays: it is the one to
-    /// go back to, however often this is run.
+    /// Records a change before it is made. `old` is kept from the first run, so that a revert goes
+    /// back to the state before all runs.
     pub fn intend(&mut self, setting: &Setting, old: Option<Value>, new: impl IntoIterator<Item = Value>) {
         let at = self.records.iter().position(|r| r.setting == *setting).unwrap_or_else(|| {
             self.records.push(Record { setting: setting.clone(), old, new: Vec::new() });
@@ -81,7 +80,7 @@ impl State {
     }
 }
 
-/// This boot.
+/// The ID of the present boot.
 pub fn boot(root: &Root) -> String {
     root.get("proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
@@ -89,12 +88,12 @@ pub fn boot(root: &Root) -> String {
 /// The state file of one device, locked against a second `tune`.
 pub struct Store {
     path: PathBuf,
-    /// Held until dropped.
+    /// The lock on the file; it is released when `Store` is dropped.
     _lock: Option<File>,
 }
 
 impl Store {
-    /// Opens it for changes: makes the directory and takes the lock.
+    /// Opens the store for changes: makes the directory and takes the lock.
     pub fn lock(root: &Root, dir: Option<&Path>, device: &str) -> Result<Store, Error> {
         let dir = dir.map_or_else(|| root.path(DIR), Path::to_owned);
         let path = dir.join(".lock");
@@ -108,7 +107,7 @@ impl Store {
         }
     }
 
-    /// Opens it for a look.
+    /// Opens the store for reading, without the lock.
     pub fn look(root: &Root, dir: Option<&Path>, device: &str) -> Store {
         let dir = dir.map_or_else(|| root.path(DIR), Path::to_owned);
         Store { path: file(root, &dir, device), _lock: None }
@@ -132,7 +131,7 @@ impl Store {
         Ok(Some(state))
     }
 
-    /// Writes it: whole or not at all, and on the disk when this returns.
+    /// Replaces the file in one step. When this returns, the file is on the disk.
     pub fn save(&self, state: &State) -> Result<(), Error> {
         self.replace(state).map_err(|e| Error::State(self.path.clone(), e))
     }
@@ -155,9 +154,9 @@ impl Store {
     }
 }
 
-/// `DEV.json`; in a network namespace other than the machine's (that of
-/// process 1), where the same names may stand for other devices,
-/// `DEV@INODE.json` with the namespace's inode.
+/// The path of the state file: `DEV.json`. A network namespace other than the machine's (that of
+/// process 1) may have another device of this name, so its file is `DEV@INODE.json` with the inode
+/// of the namespace.
 fn file(root: &Root, dir: &Path, device: &str) -> PathBuf {
     let inode = |process: &str| fs::metadata(root.path(format!("proc/{process}/ns/net"))).ok().map(|m| m.ino());
     match (inode("self"), inode("1")) {

@@ -1,18 +1,19 @@
-//! Kernel settings that matter to short connections: what is wanted, why, and
-//! who says so. `docs/network.md` has the same table; a test compares them.
+//! Kernel settings that matter to short connections. Each has its wanted value, the reason and the
+//! source. `docs/network.md` lists the settings that `tune` changes; a test compares both.
 
-/// What is wanted of a setting.
+/// The wanted value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Raised to this, never lowered.
+    /// Raise the value to this, but never lower it.
     AtLeast(u64),
-    /// As `AtLeast`, but no more than this many bytes each may take 1 % of memory.
+    /// As `AtLeast` with the first number, limited by memory: the second number is the bytes that
+    /// each entry takes, and all entries together must not take more than 1 % of memory.
     AtLeastWithMemory(u64, u64),
-    /// One of these; else the first of them.
+    /// All of these values are right; if the setting has another, set the first.
     OneOf(&'static [&'static str]),
-    /// A port range that contains this one.
+    /// A port range that contains these ports.
     Range(u16, u16),
-    /// Shown, never changed.
+    /// Report the value, but never change it.
     Shown,
 }
 
@@ -28,7 +29,7 @@ const IP_SYSCTL: &str = "Documentation/networking/ip-sysctl.rst";
 const NET: &str = "Documentation/admin-guide/sysctl/net.rst";
 const SCALING: &str = "Documentation/networking/scaling.rst";
 
-/// Every setting that is looked at.
+/// Every setting that `tune` looks at.
 pub const ALL: &[Sysctl] = &[
     Sysctl {
         name: "net.core.somaxconn",
@@ -111,8 +112,8 @@ pub const ALL: &[Sysctl] = &[
     },
 ];
 
-/// The entry of a name; None for names that are none of ours, so that a state
-/// file can never make us write elsewhere.
+/// Finds a setting by name. `None` for unknown names, so that a manipulated state file cannot
+/// cause a write elsewhere.
 pub fn find(name: &str) -> Option<&'static Sysctl> {
     ALL.iter().find(|s| s.name == name)
 }
@@ -138,7 +139,7 @@ impl Sysctl {
         }
     }
 
-    /// What is wanted, for the manual.
+    /// The wanted value as text for the manual.
     pub fn target(&self) -> String {
         match self.want {
             Want::AtLeast(n) => format!("at least {n}"),

@@ -1,4 +1,4 @@
-//! Rules in a card, and RPS, on recorded devices.
+//! Tests of filter rules in network cards and of RPS masks, on recorded devices.
 
 #[path = "common/fake.rs"]
 mod fake;
@@ -58,7 +58,7 @@ fn rules_go_in_and_out_of_a_card() {
     assert!(nic.features().unwrap()[NTUPLE].on);
     deliver::undo_in_card(&nic, &steps);
     assert_eq!((nic.ntuple_rules().unwrap(), nic.features().unwrap()[NTUPLE]), (0, before));
-    // A queue that is not there: as it was, and which rule it was.
+    // If a queue does not exist, everything must be undone, and the error must name the rule.
     let error = deliver::install(&nic, &[rule, Rule { queue: 99, ..rule }]).unwrap_err();
     assert!(error.contains("rule 2 of 2"), "{error}");
     assert_eq!((nic.ntuple_rules().unwrap(), nic.features().unwrap()[NTUPLE]), (0, before));
@@ -77,7 +77,7 @@ fn what_was_switched_off_for_xdp_is_on_again() {
     nic.set_feature(LRO, false).unwrap();
     let mut steps = deliver::switched_off(&nic, before);
     assert_eq!(steps, [Step::Offload { name: LRO.to_owned() }]);
-    // A file that somebody has written into.
+    // A record that another program has put into the file must have no effect.
     steps.push(Step::Offload { name: NTUPLE.to_owned() });
     let other = nic.features().unwrap()[NTUPLE];
     deliver::undo_in_card(&nic, &steps);
@@ -105,9 +105,10 @@ fn rps_follows_and_goes_back() {
         assert_eq!(read(q, "rps_flow_cnt"), "8192");
     }
     assert_eq!(root.number(deliver::FLOW_TABLE), Some(deliver::FLOWS));
-    // Somebody has other ideas about one of them since.
+    // Another program changes one of the settings.
     fake.put("sys/class/net/eth0/queues/rx-1/rps_flow_cnt", "77");
-    // The record may come from a file that somebody else has written.
+    // A path outside of /sys/class/net, as another program could write it into the file, must have
+    // no effect.
     let evil = Step::File { path: "sys/class/net/../../../etc/x".into(), before: "b".into(), after: "a".into() };
     let mut recorded: Vec<Step> = serde_json::from_str(&serde_json::to_string(&steps).unwrap()).unwrap();
     recorded.push(evil);
@@ -143,7 +144,7 @@ fn flow_groups_in_the_table_of_a_card() {
     assert!(!table.set(&nic, 5, 12), "no ring has that CPU");
     assert!(!table.set(&nic, 100_000, 8), "no such group");
     assert_eq!(nic.rss().unwrap().table, expected);
-    // The record may be read by another process, after groups have moved.
+    // Another process may read the record after groups have moved, so it goes through JSON.
     let step: Step = serde_json::from_str(&serde_json::to_string(&step).unwrap()).unwrap();
     assert_eq!(step, Step::Table { before: RssTable::Default, rings: vec![0, 1, 2, 3] });
     deliver::undo_in_card(&nic, &[step]);
@@ -157,13 +158,14 @@ fn a_table_that_somebody_has_set_goes_back_to_that() {
     let size = nic.rss().unwrap().table.len();
     let own: Vec<u32> = (0..size as u32).map(|i| i / 2 % 2).collect();
     nic.set_rss(&RssTable::Explicit(own.clone())).unwrap();
-    // Two of the CPUs are enough for it.
+    // A table that uses two of the CPUs works, too.
     let (mut table, home, step) = deliver::table(&nic, &rings(), &[8, 9]).unwrap();
     assert_eq!(home[..4], [8, 8, 9, 9]);
     assert!(table.set(&nic, 0, 9));
     deliver::undo_in_card(&nic, std::slice::from_ref(&step));
     assert_eq!(nic.rss().unwrap().table, own);
-    // Somebody sets it while it is ours: then it is his.
+    // Another program sets the table while `tune` uses it. The table must then stay as that
+    // program set it.
     assert!(table.set(&nic, 0, 9));
     let his: Vec<u32> = vec![3; size];
     nic.set_rss(&RssTable::Explicit(his.clone())).unwrap();

@@ -1,4 +1,4 @@
-//! Reading a recorded server.
+//! Tests that read a recorded server.
 
 #[path = "common/fake.rs"]
 mod fake;
@@ -89,7 +89,8 @@ fn a_virtio_device_has_its_interrupts_one_level_up() {
     let names: Vec<_> = ens4.irqs.iter().map(|irq| (irq.name.as_str(), irq.role)).collect();
     assert_eq!(names, [("virtio3-input.0", Role::Rx), ("virtio3-output.0", Role::Tx), ("virtio3-config", Role::Other)]);
     assert_eq!(ens4.node, Some(0));
-    // Another driver's device would have a bridge there.
+    // If the device is not a virtio device, the parent may be a bridge, and its interrupts must
+    // not be taken.
     std::fs::remove_file(fake.path(format!("{pci}/virtio3/subsystem"))).unwrap();
     link("../../../../bus", format!("{pci}/virtio3/subsystem"));
     assert_eq!(device(&fake, "ens4").unwrap().irqs, []);

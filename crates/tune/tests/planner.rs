@@ -1,4 +1,4 @@
-//! The planner on machines and devices that nobody has here.
+//! Tests of the planner on described machines and devices.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{card, irq, list, machine};
 use fsocket_tune::ethtool::{ChannelCount, Channels, Coalesce, Feature, Rss, RssTable, NTUPLE};
 use fsocket_tune::*;
 
-/// What a plan sets a setting to.
+/// The new value of a setting in a plan.
 fn to(plan: &Plan, setting: Setting) -> Option<Value> {
     plan.find(&setting).map(|c| c.new.clone())
 }
@@ -30,7 +30,7 @@ fn says(plan: &Plan, kind: Kind, topic: &str, text: &str) -> bool {
     plan.notes(kind).any(|n| n.topic == topic && n.text.contains(text))
 }
 
-/// Carries a plan out on the description.
+/// Applies the plan to a description of the device.
 fn carried_out(device: &Device, plan: &Plan) -> Device {
     let mut device = device.clone();
     for change in &plan.changes {
@@ -112,7 +112,7 @@ fn fewer_queues_than_cpus_prefer_the_devices_node() {
     let used: CpuSet = (0..32).flat_map(|q| cpus(&plan, Setting::Irq(mlx5(q))).iter().collect::<Vec<_>>()).collect();
     assert_eq!(used, list("24-47,72-79"), "first threads of the node, then second ones, no other node");
     assert!(says(&plan, Kind::Lacks, "queues", "32 receive queues at most, for 96 CPUs"));
-    // Each CPU is served exactly once, by RPS and by XPS alike.
+    // RPS and XPS must both serve each CPU exactly once.
     let mut served = CpuSet::new();
     for q in 0..32 {
         let group = cpus(&plan, Setting::Xps(q));
@@ -231,15 +231,15 @@ fn isolated_cpus_cpusets_and_the_default_affinity_are_respected() {
     assert_eq!(to(&one, Setting::Channels), Some(Value::Channels(ChannelCount { combined: 6, ..Default::default() })));
     let used: Vec<_> = (0..6).map(|q| cpus(&one, Setting::Irq(txrx(q))).first().unwrap()).collect();
     assert_eq!(used, [0, 1, 8, 9, 10, 11]);
-    for reason in ["isolated: 2-3", "outside our cpuset: 12-15", "not in the default IRQ affinity: 4-7"] {
+    for reason in ["isolated: 2-3", "outside the cpuset: 12-15", "not in the default IRQ affinity: 4-7"] {
         assert!(says(&one, Kind::Found, "cpus", reason), "{reason}: {:?}", one.notes);
     }
-    // The user knows better.
+    // CPUs that the user names are used even if they are isolated.
     let options = Options { cpus: Some(list("2-3,99")), ..Options::default() };
     let told = plan(&machine, &card(16, 16, Some(0), txrx), &options);
     assert_eq!(cpus(&told, Setting::Irq(txrx(1))), list("3"));
     assert!(says(&told, Kind::Warning, "cpus", "99 not online"));
-    // Nothing left at all.
+    // If no CPU is left, the plan changes nothing on the queues.
     machine.cpus.isolated = list("0-15");
     let none = plan(&machine, &card(16, 16, Some(0), txrx), &Options::default());
     assert!(says(&none, Kind::Warning, "cpus", "no CPU left"));
@@ -291,7 +291,7 @@ fn software_devices() {
     for topic in ["queues", "irq", "xps", "coalesce", "ntuple", "rings"] {
         assert_eq!(one.notes(Kind::Lacks).filter(|n| n.topic == topic).count(), 1, "{topic}");
     }
-    // veth with four queues of four possible, on eight CPUs.
+    // A veth device that uses all four of its queues, on eight CPUs.
     let mut veth = card(4, 4, None, txrx);
     (veth.physical, veth.irqs, veth.rss, veth.coalesce) = (false, vec![], None, None);
     veth.features.insert(NTUPLE.into(), Feature { on: false, changeable: false });

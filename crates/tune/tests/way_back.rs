@@ -1,5 +1,5 @@
-//! Apply and revert on a recorded server: also stopped half-way, with a device
-//! that goes, comes back as another, is renamed, and after a restart.
+//! Tests of apply and revert on a recorded server. The run is also interrupted, the device
+//! disappears, comes back as another one or is renamed, and the machine restarts.
 
 #[path = "common/fake.rs"]
 mod fake;
@@ -51,7 +51,8 @@ fn a_big_card_there_and_back() {
     let outcome = tune(&fake);
     assert!(outcome.is_complete(), "{outcome:#?}");
 
-    // 64 queues for 94 CPUs: the card's node (24-45, 72-95) and then 18 of the other.
+    // The 64 queues first get the CPUs of the card's node (24-45 and 72-95), then 18 CPUs of the
+    // other node.
     let cpu = |q| fake.affinity(q).parse::<u32>().unwrap();
     let used: CpuSet = (0..64).map(cpu).collect();
     assert_eq!(used.list(), "0-17,24-45,72-95");
@@ -97,7 +98,7 @@ fn fewer_channels_and_a_table_of_somebodys() {
     assert_eq!(live(&fake).nic.channels().unwrap().count.combined, 8);
     assert_eq!(fake.queue("rx-0/rps_cpus"), "0");
     assert!(!fake.path("sys/class/net/eth0/queues/rx-60").exists());
-    // The table is ours or somebody's: either way it must not stop the way back.
+    // Whether the table was set by `tune` or by another program, it must not prevent the revert.
     live(&fake).nic.set_rss(&RssTable::Default).unwrap();
     let reverted = undo(&fake, false);
     assert!(reverted.is_complete(), "{reverted:#?}");
@@ -115,7 +116,7 @@ fn a_table_that_names_queues_of_ours_does_not_hold_them() {
     assert!(matches!(fate(&reverted, Setting::Rss), Undone::Failed { .. }), "{reverted:#?}");
     assert!(!reverted.is_complete(), "somebody's table could not be kept: that is said");
     assert_eq!(fake.snapshot(), before);
-    // Named queues that stay: kept.
+    // A table of another program that names only remaining queues is kept.
     let fake = Fake::new(32);
     tune(&fake);
     live(&fake).nic.set_rss(&RssTable::Explicit(vec![5; 128])).unwrap();
@@ -136,7 +137,7 @@ fn what_somebody_else_set_is_left_unless_forced() {
     let left = |r: &Reverted| r.undone.iter().filter(|(_, u)| matches!(u, Undone::Left { .. })).count();
     assert_eq!(left(&reverted), 2, "{reverted:#?}");
     assert_eq!(fake.get("proc/sys/net/core/somaxconn"), "777");
-    // Though the channels went back and with them all queues were made again.
+    // The changed value stays, although the revert of the channels made all queues anew.
     assert_eq!(fake.queue("tx-3/xps_cpus"), "f0");
     assert_eq!(live(&fake).nic.channels().unwrap().count.combined, 32);
     let forced = undo(&fake, true);
@@ -158,7 +159,7 @@ fn applied_again_after_a_change_it_still_goes_back_to_the_first() {
     assert_eq!(fake.snapshot(), before);
 }
 
-/// A device on which something happens at one call.
+/// A recorded device that calls a function around some of the changes, with the name of the moment.
 struct Eventful<F: Fn(&str) -> io::Result<()>>(Recorded, F);
 
 impl<F: Fn(&str) -> io::Result<()>> Nic for Eventful<F> {
@@ -210,7 +211,7 @@ impl<F: Fn(&str) -> io::Result<()>> Nic for Eventful<F> {
     }
 }
 
-/// Tunes while `event` happens.
+/// Applies the settings; `event` is called at each moment that [`Eventful`] names.
 fn eventful(fake: &Fake, event: impl Fn(&str) -> io::Result<()> + 'static) -> Result<Outcome, Error> {
     let nic = Eventful(Recorded::new(&root(fake), "eth0"), event);
     apply(&System::new(root(fake), Box::new(nic), "eth0"), &store(fake), &Options::default())
@@ -223,14 +224,14 @@ fn stopped_anywhere_it_can_be_undone() {
         let before = fake.snapshot();
         let stopped = catch_unwind(AssertUnwindSafe(|| {
             eventful(&fake, move |now| {
-                // As if killed: nothing of ours runs after this.
+                // Like a kill: the run executes no further code.
                 assert!(now != moment, "stopped");
                 Ok(())
             })
         }));
         assert!(stopped.is_err(), "{moment} never came");
         if moment == "after channels" {
-            // A driver that resets what it had for its queues.
+            // Simulate a driver that resets the values of its queues.
             fake.put("sys/class/net/eth0/queues/tx-0/xps_cpus", "ff");
             fake.put(format!("proc/irq/{FIRST_IRQ}/smp_affinity_list"), "5");
         }
@@ -320,7 +321,8 @@ fn after_a_restart_nothing_of_ours_is_left_to_undo() {
     let fake = Fake::new(64);
     tune(&fake);
     fake.put("proc/sys/kernel/random/boot_id", "99999999-2222-3333-4444-555555555555");
-    // As before; and made permanent by somebody, in /etc/sysctl.d.
+    // One setting has its old value again. The other one kept the new value, because somebody
+    // made it permanent in /etc/sysctl.d.
     fake.put("proc/sys/net/core/netdev_max_backlog", "1000");
     let reverted = undo(&fake, false);
     assert!(reverted.restarted && reverted.is_complete(), "{reverted:#?}");
@@ -340,7 +342,7 @@ fn a_state_file_cannot_make_us_write_elsewhere() {
     let reverted = undo(&fake, true);
     assert!(matches!(fate(&reverted, Setting::Sysctl("kernel.core_pattern".into())), Undone::Gone));
     assert_eq!(fake.get("proc/sys/kernel/core_pattern"), "core");
-    // Cut off in the middle: nothing is touched.
+    // A state file that was cut off in the middle: revert must not touch anything.
     let fake = Fake::new(64);
     tune(&fake);
     let tuned = fake.snapshot();

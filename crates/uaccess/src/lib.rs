@@ -1,40 +1,41 @@
-//! Copies from and to the program's memory, which may not be there.
+//! Copies from and to memory of the program that may not be mapped.
 //!
-//! The kernel answers EFAULT; a library faults. So each instruction here that touches such memory
-//! stands in a table (section `fsocket_faults`), as in the kernel's exception table, together with
-//! where to go on. A handler of SIGSEGV and SIGBUS asks [`resume`] and changes the program counter; then
-//! the copy returns false. A copy that succeeds pays nothing for it.
+//! For a bad address the kernel returns EFAULT, but code in a library gets a signal. So each
+//! instruction here that accesses such memory has an entry in a table (section `fsocket_faults`),
+//! as in the kernel's exception table. The entry says where to continue after a fault. A handler
+//! of SIGSEGV and SIGBUS calls [`resume`] and changes the program counter; the copy then returns
+//! false. A copy that succeeds has no extra cost.
 //!
-//! What is longer than a few bytes is copied by libc's `memcpy`. It is a leaf that keeps no state but
-//! in registers that a call may change, so it can be left at any instruction: the handler returns from
-//! it with 0, which `memcpy` itself never returns. The table has the address behind the call.
+//! Longer copies use libc's `memcpy`. It calls no other function, and keeps its state only in
+//! registers that a call may change, so it can be left at any instruction. The handler makes it
+//! return 0, which `memcpy` itself never returns. The table has the address after the call.
 //!
-//! Without a handler a bad address ends the process, as anywhere.
+//! Without the handler, a bad address ends the process, as usual.
 #![no_std]
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// libc's.
+/// The type of libc's `memcpy`.
 pub type Memcpy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;
 extern "C" {
     fn memcpy(dst: *mut u8, src: *const u8, n: usize) -> *mut u8;
 }
-/// What copies; called like any function of another library, through a pointer.
+/// The copying function. It is called through a pointer, as a function of another library is.
 static MEMCPY: AtomicPtr<u8> = AtomicPtr::new(memcpy as *mut u8);
-/// `memcpy` is no longer than this, nor are parts of it further before its beginning, bytes.
+/// Upper bounds, in bytes: the length of `memcpy` from its beginning, and the distance of parts
+/// that lie before it.
 const LENGTH: usize = 8192;
 const BEFORE: usize = 1024;
 
-/// Copies by another function than the program's `memcpy`, which may be one that watches: a
-/// sanitizer does not see the order that a ring's own words give, and would call it a race.
+/// Uses `f` instead of the program's `memcpy`, because a sanitizer watches that one. The
+/// sanitizer does not see the order that a ring's atomic words enforce, and would report a race.
 pub fn copy_by(f: Memcpy) {
     MEMCPY.store(f as *mut u8, Ordering::Relaxed);
 }
 
-/// A line of the table: the instruction at label `$at`, and where to go on. Both are relative to
-/// their own place, so that nothing is relocated.
-#[cfg(target_arch = "x86_64")]
+/// An entry of the table: the instruction at label `$at`, and where to continue. Both are
+/// relative to their own addresses, so that the dynamic linker need not relocate them.
 macro_rules! entry {
     ($at:literal, $to:literal) => {
         concat!(
@@ -47,17 +48,17 @@ macro_rules! entry {
     };
 }
 
-/// memcpy with the smallest sizes in line: a call costs as much as the bytes. False: one of the two
-/// places is not there, and anything may have been written to `dst`.
+/// memcpy with inline code for the smallest sizes, because a call costs as much as copying the
+/// bytes. False: one of the two addresses is not mapped, and any bytes may have been written to
+/// `dst`.
 ///
 /// # Safety
-/// Where there is memory, it is `n` bytes that this call may read at `src`, and write at `dst`; they
-/// do not overlap. `n` is not 0.
+/// If memory is mapped there: this call may read `n` bytes at `src` and write `n` bytes at `dst`,
+/// and these do not overlap. `n` is not 0.
 #[inline(always)]
 pub unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: `n` bytes at `src` and at `dst`, if there is memory; a fault there goes on at its entry. Of 9 to 16 bytes the two
-    // words overlap, and stay within them.
+    // SAFETY: `n` bytes at `src` and at `dst`, if they are mapped; after a fault the code
+    // continues at the entry. For 9 to 16 bytes the two words overlap, and stay within the bytes.
     unsafe {
         if n == 8 {
             asm!(
@@ -75,51 +76,48 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) -> bool {
             return ends::<0>(src, dst, n);
         }
     }
-    #[cfg(target_arch = "x86_64")]
     if n > BY_STRING && (1..LINE).contains(&((dst as usize).wrapping_sub(src as usize) % PAGE)) {
-        // SAFETY: the same `n` bytes, which are longer than a line.
+        // SAFETY: the same `n` bytes, which are more than a line.
         return unsafe { by_lines(src, dst, n) };
     }
     // SAFETY: the same `n` bytes, which do not overlap.
     unsafe { by_call(src, dst, n) }
 }
 
-/// [`copy`] of what another core may have written just now. `rep movsb` has that fetched at half the speed at
-/// which single loads do (docs/performance.md).
+/// [`copy`] for bytes that another core may just have written. `rep movsb` fetches such bytes at
+/// half the speed of single loads (docs/performance.md).
 ///
 /// # Safety
 /// As [`copy`].
 #[inline(always)]
 pub unsafe fn fetch(src: *const u8, dst: *mut u8, n: usize) -> bool {
-    #[cfg(target_arch = "x86_64")]
     if n > BY_STRING {
-        // SAFETY: the same `n` bytes, which are longer than a line.
+        // SAFETY: the same `n` bytes, which are more than a line.
         return unsafe { by_lines(src, dst, n) };
     }
     // SAFETY: the same `n` bytes, and `n` is not 0.
     unsafe { copy(src, dst, n) }
 }
 
-/// From this length on `memcpy` may be one instruction, `rep movsb`, bytes. (glibc: 2 KiB or more.)
-#[cfg(target_arch = "x86_64")]
+/// From this length on, `memcpy` may consist of one instruction, `rep movsb`. Bytes. (glibc: 2
+/// KiB or more.)
 const BY_STRING: usize = 2048;
-#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 
-/// Copies 64 bytes a turn, without `rep movsb`. Where `dst` is a little ahead of `src`, seen modulo a page, some
-/// processors take each load of that instruction for one of what it has just stored: 13 times as long (AMD Zen 4, 1 to
-/// 15 bytes ahead; up to twice within a line). Records begin at any multiple of 8, and large buffers of `malloc` 16
-/// bytes behind a page's beginning, so this is frequent (docs/performance.md).
+/// Copies 64 bytes in each turn, without `rep movsb`. If `dst` is a little ahead of `src` modulo
+/// the page size, some processors believe that each load of that instruction reads a byte that it
+/// has just stored. The copy then takes 13 times as long (AMD Zen 4, 1 to 15 bytes ahead; up to
+/// twice within a line). This is frequent: records begin at any multiple of 8, and large buffers
+/// of `malloc` 16 bytes after a page's beginning (docs/performance.md).
 ///
 /// # Safety
-/// As [`copy`]; `n` is [`LINE`] at least.
-#[cfg(target_arch = "x86_64")]
+/// As [`copy`]; `n` is at least [`LINE`].
 #[inline(never)]
 unsafe fn by_lines(src: *const u8, dst: *mut u8, n: usize) -> bool {
     let mut at = 0;
     loop {
-        // SAFETY: `at + LINE` is `n` at most; SSE2 belongs to the architecture.
+        // SAFETY: `at + LINE` is at most `n`; SSE2 belongs to the architecture.
         unsafe {
             asm!(
                 "2: movups {a}, xmmword ptr [{src}]",
@@ -148,19 +146,19 @@ unsafe fn by_lines(src: *const u8, dst: *mut u8, n: usize) -> bool {
         if at == n {
             return true;
         }
-        // The last line overlaps the one before.
+        // The last line overlaps the previous one.
         at = at.min(n - LINE);
     }
 }
 
-/// The first 8 and the last 8 of 9 to 16 bytes to `dst + AT`.
+/// Copies the first 8 and the last 8 of 9 to 16 bytes to `dst + AT`.
 ///
 /// # Safety
 /// As [`copy`].
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn ends<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> bool {
-    // SAFETY: `n` is 9 to 16, so each of the two words lies within the bytes; a fault goes on at its entry.
+    // SAFETY: `n` is 9 to 16, so each of the two words lies within the bytes; after a fault the
+    // code continues at the entry.
     unsafe {
         asm!(
             "2: mov {t}, qword ptr [{src}]",
@@ -179,17 +177,17 @@ unsafe fn ends<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> bool 
     true
 }
 
-/// 8 to 16 bytes to `dst + AT`, and zeros behind them: the word at `dst + AT + 16`, and of 8 bytes the
-/// one before it. For that there is one store of two words (left to itself the compiler makes two of
-/// it), and no address but `dst`: `send` has no register to spare (docs/performance.md).
+/// Copies 8 to 16 bytes to `dst + AT`, and writes zeros after them. These go to the word at
+/// `dst + AT + 16`, and for 8 bytes also to the word before it. For this the code uses one store
+/// of two words (the compiler would use two stores), and no address except `dst`, because `send`
+/// has no free register (docs/performance.md).
 ///
 /// # Safety
-/// As [`copy`]; `dst` is ours, as far as is written, and aligned.
+/// As [`copy`]; `dst` is aligned and writable wherever bytes are written.
 #[inline(always)]
 pub unsafe fn tiny<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> bool {
-    // SAFETY: `dst` is ours and aligned, with room up to `AT + 24`; a fault at `src` goes on at its entry. SSE2 belongs
-    // to the architecture.
-    #[cfg(target_arch = "x86_64")]
+    // SAFETY: `dst` is aligned and has room up to `AT + 24`, and a fault at `src` continues at its entry of the table.
+    // SSE2 belongs to the architecture.
     unsafe {
         if n == 8 {
             asm!(
@@ -206,18 +204,7 @@ pub unsafe fn tiny<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> b
             return false;
         }
     }
-    // SAFETY: `dst` is ours, with room up to `AT + 24`; `copy` bears a fault at `src`.
-    #[cfg(not(target_arch = "x86_64"))]
-    unsafe {
-        if !copy(src, dst.add(AT), n) {
-            return false;
-        }
-        if n == 8 {
-            (dst.add(AT + 8) as *mut u64).write(0);
-            return true;
-        }
-    }
-    // SAFETY: `dst` is ours and aligned, with room up to `AT + 24`.
+    // SAFETY: `dst` is aligned and has room up to `AT + 24`.
     unsafe { (dst.add(AT + 16) as *mut u64).write(0) };
     true
 }
@@ -226,9 +213,8 @@ pub unsafe fn tiny<const AT: usize>(src: *const u8, dst: *mut u8, n: usize) -> b
 unsafe fn by_call(src: *const u8, dst: *mut u8, n: usize) -> bool {
     let f = MEMCPY.load(Ordering::Relaxed);
     let r: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: `f` is a `memcpy`, and gets `n` bytes that do not overlap; a fault goes on at an entry. One without a
-    // place to go on is a return address.
+    // SAFETY: `f` is a `memcpy`, and gets `n` bytes that do not overlap; after a fault the code
+    // continues at an entry. An entry without such a place is the return address of the call.
     unsafe {
         asm!(
             "call {f}",
@@ -243,45 +229,30 @@ unsafe fn by_call(src: *const u8, dst: *mut u8, n: usize) -> bool {
             clobber_abi("C")
         );
     }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: `f` is a `memcpy`, and gets `n` bytes that do not overlap; a fault goes on at an entry.
-    unsafe {
-        asm!(
-            "blr {f}",
-            "2:",
-            ".pushsection fsocket_faults,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long 0",
-            ".popsection",
-            f = in(reg) f,
-            inout("x0") dst as usize => r, inout("x1") src => _, inout("x2") n => _,
-            clobber_abi("C")
-        );
-    }
     r != 0
 }
 
-/// Is there memory for `n` bytes at `p`, as far as a look at each page says?
+/// Are `n` bytes at `p` mapped? One byte of each page is tested.
 ///
 /// # Safety
-/// None of it is a device's.
+/// None of the bytes belong to a device.
 pub unsafe fn readable(p: *const u8, n: usize) -> bool {
     if n == 0 {
         return true;
     }
     let Some(last) = (p as usize).checked_add(n - 1) else { return false };
-    // (The second page begins behind the last byte of all, if there is no second one.)
+    // (If there is only one page, `more` is beyond the last byte.)
     let more = (p as usize | (PAGE - 1)).saturating_add(1);
-    // SAFETY: `byte` bears an address at which there is nothing, and none of these is a device's.
+    // SAFETY: `byte` may be called with an unmapped address, and none of these belongs to a
+    // device.
     unsafe { byte(p) && (more..=last).step_by(PAGE).all(|at| byte(at as *const u8)) }
 }
 
-/// Is there a byte at `p`?
+/// Is the byte at `p` mapped?
 #[inline(always)]
 unsafe fn byte(p: *const u8) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: one byte is read, of no device; a fault goes on at its entry.
+    // SAFETY: one byte is read, which belongs to no device; after a fault the code continues at
+    // the entry.
     unsafe {
         asm!(
             "2: cmp byte ptr [{p}], 0",
@@ -292,12 +263,6 @@ unsafe fn byte(p: *const u8) -> bool {
         );
         true
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: reads one byte, which no device has, into a local.
-    unsafe {
-        let mut b = 0u8;
-        by_call(p, &raw mut b, 1)
-    }
 }
 
 extern "C" {
@@ -307,25 +272,28 @@ extern "C" {
     static END: [i32; 2];
 }
 
-/// Where a thread goes on that has faulted.
+/// Where a thread continues after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// At this address.
+    /// It continues at this address.
     At(usize),
-    /// Behind a call, at this address: it has returned 0.
+    /// It continues at this address, which is after a call, as if the call had returned 0.
     Returned(usize),
 }
 
-/// For a handler of SIGSEGV and SIGBUS. `pc`: the instruction; `caller`: the address to which it would
-/// return if it stands in a function without a frame. None: it is none of ours.
+/// For a handler of SIGSEGV and SIGBUS. `pc`: the instruction that faulted; `caller`: returns the
+/// return address of its function, if that has no stack frame. None: the fault is not in a copy
+/// of the library.
 pub fn resume(pc: usize, caller: impl FnOnce() -> usize) -> Option<Resume> {
-    // A thread that has not just been called may have anything for a stack; in `memcpy` it was.
+    // Only in `memcpy`, which has no stack frame, the top of the stack is certainly a return
+    // address.
     let start = (MEMCPY.load(Ordering::Relaxed) as usize).saturating_sub(BEFORE);
     let copies = (start..start + BEFORE + LENGTH).contains(&pc);
     let caller = if copies { caller() } else { 0 };
     let mut line = &raw const FIRST;
     while line < &raw const END {
-        // SAFETY: a line of the table; the linker has put them one after the other.
+        // SAFETY: `line` is an entry of the table, whose entries the linker has put one after the
+        // other.
         let [at, to] = unsafe { *line };
         let here = |offset: i32, i: usize| (line as usize + 4 * i).wrapping_add_signed(offset as isize);
         match (here(at, 0), to) {

@@ -3,12 +3,12 @@
 
 use fsocket_fdtable::table::Desc;
 use fsocket_shm::asleep::{self, On};
-use fsocket_sync::atomic::{AtomicU32, Ordering};
+use fsocket_sync::atomic::AtomicU32;
 use fsocket_sync::doorbell::Want;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// How long such a sleep is, nanoseconds.
-pub const NAP_NS: u64 = 500_000;
+const NAP_NS: u64 = 500_000;
 
 /// Sleeps of one call on one word that were ended for nothing.
 #[derive(Default)]
@@ -26,7 +26,7 @@ impl Teased {
     pub fn woken_for_nothing(&mut self, d: &Desc, want: &Want) {
         let s = d.sock();
         let half = if core::ptr::eq(want, &d.rx_dir().want_data) { &s.rx } else { &s.tx };
-        let at = half.pos.load(Ordering::Relaxed);
+        let at = half.pos();
         self.times = if self.at == at { self.times.saturating_add(1) } else { 0 };
         self.at = at;
     }
@@ -37,7 +37,7 @@ impl Teased {
 }
 
 /// A sleep that no peer can end. Errors: EINTR.
-pub fn pause(left: Option<u64>) -> Result<()> {
+pub(crate) fn pause(left: Option<u64>) -> Result<()> {
     static NOBODY_WAKES: AtomicU32 = AtomicU32::new(0);
     let ns = left.unwrap_or(NAP_NS).min(NAP_NS);
     let on = On { word: Some(&NOBODY_WAKES), ..On::default() };

@@ -1,10 +1,10 @@
-//! Whether the monitor does not know of a worker because it did not answer in time. Until it does, nobody
-//! tells this process of the connections that come.
+//! Notes that the monitor has not registered a worker, because it did not answer in time. Until
+//! it does, this process gets no messages about new connections.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 static UNJOINED: AtomicBool = AtomicBool::new(false);
-/// How long such a process sleeps before it asks again, nanoseconds.
+/// How long such a process sleeps before it asks the monitor again, nanoseconds.
 const AGAIN: u64 = 250_000_000;
 
 pub fn note() {
@@ -15,16 +15,13 @@ pub fn any() -> bool {
     UNJOINED.load(Ordering::Relaxed)
 }
 
-/// Is there one? The caller asks for it again.
+/// Is there such a worker? Clears the note, because the caller asks the monitor again.
 pub fn take() -> bool {
     UNJOINED.load(Ordering::Relaxed) && UNJOINED.swap(false, Ordering::AcqRel)
 }
 
-/// A sleep of `limit` (None: for ever): how long it may be now.
+/// The longest sleep that is allowed now.
 #[inline]
-pub fn cut(limit: Option<u64>) -> Option<u64> {
-    match UNJOINED.load(Ordering::Relaxed) {
-        true => Some(limit.map_or(AGAIN, |l| l.min(AGAIN))),
-        false => limit,
-    }
+pub fn sleep_limit() -> Option<u64> {
+    UNJOINED.load(Ordering::Relaxed).then_some(AGAIN)
 }

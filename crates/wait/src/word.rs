@@ -1,8 +1,10 @@
-//! A sleep on the futex of one direction of a connection, and the monitor beside it.
+//! A sleep on the futex word of one direction of a connection, and on the monitor's state.
 //!
-//! The peer can write that futex, and move its sleepers to another one. So each sleep has a limit, or a second word that
-//! the peer cannot touch ([`Second`]), by which the monitor says that the connection has ended.
+//! The peer can write that word, and can move its sleepers to another one (FUTEX_REQUEUE). So
+//! each sleep has a limit, or a second word that the peer cannot access ([`Second`]), which the
+//! monitor changes when the connection has ended.
 
+use crate::teased;
 use fsocket_abi::arena::{news_of, FUTEX_OWNER_DIED};
 use fsocket_fdtable::table::Desc;
 use fsocket_fdtable::{arena, ctl, socks};
@@ -13,22 +15,20 @@ use fsocket_sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use fsocket_sync::doorbell::Want;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// A sleep that the monitor's death does not wake looks so often whether it lives, nanoseconds.
+/// Interval at which a sleep checks for the monitor's death, if that death does not wake it,
+/// nanoseconds.
 const LOOK_NS: u64 = 2_000_000_000;
 
-/// Without a monitor a sleep is at first at most so long. Then it is one that ends with the peer's process;
-/// where the kernel has none, all are so long, nanoseconds.
-const ALONE_NS: u64 = 80_000_000;
-
-/// A sleep has at first this limit, nanoseconds: that costs half of what it costs
-/// to sleep on the monitor's word as well, and most are shorter. See [`mixed_handlers`].
+/// The first limit of a sleep, nanoseconds. Most sleeps are shorter, and this costs half as much
+/// as a sleep that also watches the monitor's word. See [`mixed_handlers`].
 const SHORT_NS: u64 = 100_000_000;
 
-/// A limit that never comes, nanoseconds.
+/// A limit that is never reached, nanoseconds.
 pub const LONG: u64 = u64::MAX / 2;
 
-/// Which handler has ended a sleep cannot be known. So a sleep without a limit gets one of ours only where
-/// all handlers agree on whether calls are restarted; looked at now and then, and when it has mattered.
+/// Do some signal handlers have SA_RESTART and others not? The library cannot find out which
+/// handler has ended a sleep. So it sets a limit of its own on a sleep without one only if all
+/// handlers agree. It checks this now and then, and after each signal for which it matters.
 fn mixed_handlers() -> &'static AtomicBool {
     const EVERY: u32 = 1024;
     #[link_section = ".data.fsocket_start"]
@@ -41,25 +41,27 @@ fn mixed_handlers() -> &'static AtomicBool {
     &MIXED
 }
 
-/// A signal has ended a sleep with this limit of ours, and it has mattered.
-pub fn interrupted(cut: Option<u64>) {
+/// A signal has ended a sleep with the library's limit `cut`, so the handlers are checked.
+pub(crate) fn interrupted(cut: Option<u64>) {
     if cut == Some(SHORT_NS) {
         mixed_handlers().store(sys::signals_disagree(), Ordering::Relaxed);
     }
 }
 
-/// A limit of ours to a sleep that may have one of its own. `long`: it has reached one already.
-pub fn piece(long: bool, limited: bool) -> Option<u64> {
-    match ctl::unwatched() {
-        Some(ns) => Some(ns.min(ALONE_NS)),
-        None if !long && (limited || !mixed_handlers().load(Ordering::Relaxed)) => Some(SHORT_NS),
-        // A signal ends this one, and the kernel would restart a sleep on two words.
-        None if limited && !signals::none_restarts() => Some(LOOK_NS),
-        None => (!has_second()).then_some(LOOK_NS),
+/// The library's limit for a sleep. `limited`: the program has set one, too; `long`: an earlier
+/// sleep reached a limit.
+pub(crate) fn piece(long: bool, limited: bool) -> Option<u64> {
+    if !long && (limited || !mixed_handlers().load(Ordering::Relaxed)) {
+        return Some(SHORT_NS);
     }
+    // A signal must end such a sleep, but the kernel would restart a sleep on two words.
+    if limited && !signals::none_restarts() {
+        return Some(LOOK_NS);
+    }
+    (!has_second()).then_some(LOOK_NS)
 }
 
-/// The kernel has no sleep on several words.
+/// This kernel cannot sleep on several words.
 static NO_SECOND: AtomicBool = AtomicBool::new(false);
 
 fn has_second() -> bool {
@@ -67,33 +69,68 @@ fn has_second() -> bool {
     !NO_SECOND.load(Ordering::Relaxed) && arena::header().is_some()
 }
 
-/// A word that the monitor changes, and its value until then. A sleep without a limit waits for it beside the word of
-/// its connection. The caller looks once more before it sleeps.
+/// A word that the monitor changes, and its value before that. A sleep without a limit waits for
+/// this word together with the word of its connection.
 #[derive(Clone, Copy)]
-pub struct Second(&'static AtomicU32, u32);
+struct Second(&'static AtomicU32, u32);
 
 impl Second {
-    /// The one of this connection.
-    pub fn arm(d: &Desc) -> Option<Second> {
+    /// The word for this connection. The caller must look once more before it sleeps.
+    fn arm(d: &Desc) -> Option<Second> {
         let channel = chan::of(d)?.id.load(Ordering::Relaxed);
         let news = &arena::header()?.news[news_of(channel, d.conn().slot_index())];
         Some(Second(news.word(), news.arm()))
     }
 }
 
-/// Sleeps while the word is `seq`, for as long as `left` and `cut` say; `long`: it has reached a limit of ours already.
-/// Without a `cut` there is a second word.
-pub fn sleep(
+/// The word of one direction of a connection, on which a call sleeps.
+pub struct Word<'a> {
+    /// The connection; the caller keeps it alive.
+    pub d: &'static Desc,
+    pub want: &'a Want,
+    /// The value of `want.seq` before the caller looked.
+    pub seq: u32,
+    /// The peer has ended too many sleeps without a reason, so it must not be able to end this
+    /// one.
+    pub teased: bool,
+    /// An earlier sleep of the same wait has reached a limit. (This module sets it.)
+    pub long: &'a mut bool,
+    /// Is there something to do?
+    pub look: &'a mut dyn FnMut() -> bool,
+}
+
+impl Word<'_> {
+    /// Sleeps until woken or a limit is over: `left` is the program's, `cut` the library's. 1:
+    /// woken; 0: a limit was reached.
+    pub(crate) fn sleep(self, left: Option<u64>, cut: Option<u64>) -> Result<usize> {
+        if self.teased {
+            return teased::pause(left).map(|()| 1);
+        }
+        let second = if cut.is_none() { Second::arm(self.d) } else { None };
+        if second.is_some() && (self.look)() {
+            return Err(Errno::EAGAIN);
+        }
+        match sleep(self.want, self.seq, (left, cut), *self.long, second) {
+            Err(Errno::ETIMEDOUT) => {
+                *self.long = true;
+                Ok(0)
+            }
+            r => r.map(|()| 1),
+        }
+    }
+}
+
+/// Sleeps while the word is `seq`. If `cut` is None, there is a second word.
+fn sleep(
     want: &Want,
     seq: u32,
-    left: Option<u64>,
-    cut: Option<u64>,
+    (left, cut): (Option<u64>, Option<u64>),
     long: bool,
     second: Option<Second>,
 ) -> Result<()> {
     let beside = if long && cut.is_some() { peers::beside(&want.seq, seq) } else { None };
     let at_most = |ns: u64| left.unwrap_or(ns).min(ns);
-    // By this word a cancelled thread is woken.
+    // The word by which a cancelled thread is woken.
     let word = second.map_or(&want.seq, |Second(news, _)| news);
     asleep::sleep(&On { word: Some(word), beside, ..On::default() }, || match (beside, cut) {
         (Some(ring), _) => peers::sleep_beside(ring, at_most(LOOK_NS)),
@@ -102,8 +139,8 @@ pub fn sleep(
     })
 }
 
-/// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
-/// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
+/// Sleeps on a futex word without a limit, or up to `limit` nanoseconds. The kernel also ends the
+/// sleep when the monitor dies: after that nobody would report that the peer has died (ADR 37).
 fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>, second: Option<Second>) -> Result<()> {
     let alone = || sys::futex_wait(word, expected, Some(limit.unwrap_or(LOOK_NS).min(LOOK_NS)));
     static NOTICED: AtomicBool = AtomicBool::new(false);
@@ -115,14 +152,14 @@ fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>, second: Op
         if has_died(held) {
             return alone();
         }
-        // Another monitor has come.
+        // A new monitor has come.
         NOTICED.store(false, Ordering::Relaxed);
     }
     let r = if has_died(held) {
         Ok(())
     } else {
         match sys::futex_wait_any([(word, expected), (monitor, held), (news, armed)], limit) {
-            // An older kernel. (From here on each sleep has a limit.)
+            // The kernel is too old. (From now on each sleep has a limit.)
             Err(Errno::ENOSYS) => {
                 NO_SECOND.store(true, Ordering::Relaxed);
                 Ok(())
@@ -132,7 +169,7 @@ fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>, second: Op
     };
     if has_died(monitor.load(Ordering::Acquire)) && !NOTICED.swap(true, Ordering::AcqRel) {
         ctl::died();
-        // The kernel wakes one.
+        // The kernel wakes only one sleeper of the monitor's word, which wakes the others.
         sys::futex_wake(monitor, i32::MAX);
     }
     r

@@ -1,33 +1,38 @@
-//! `accept` on a listener with local listen sockets: the global queue now and
-//! then (else it would starve), the worker's own, the global one, then those of
-//! other threads.
+//! `accept` on a listener that has local listen sockets. It tries the queues in this order: now
+//! and then the global queue first (which would starve otherwise), the calling worker's own
+//! queue, the global queue, then the queues of other workers.
 
 pub use super::listener::Peer;
 use super::listener::{is_nonblocking, of, state, Local, Zoned};
 use crate::table::Desc;
-use crate::wait::{self, Deadline};
+use crate::wait::{self, Call, Deadline, Mask, Restart, Sleep, Source};
 use crate::{arena, ctl, pool, process, stats, Cause, Outcome};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter, Reason};
 use fsocket_reuseport::listener::{self, Shape};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// While both have connections, the own and the global queue take turns: what is in the
-/// global one has waited longer. As long as nothing is found there it is looked at ever more
-/// seldom, up to every so many connections, or after a while.
+/// While both queues have connections, the worker alternates between its own queue and the global
+/// one, because connections in the global queue have waited longer. Each time the global queue is
+/// found empty, the interval between two looks at it doubles, up to [`GLOBAL_SELDOM`]
+/// connections.
 const GLOBAL_EVERY: u32 = 2;
 const GLOBAL_SELDOM: u32 = 256;
-/// A worker that has found its queue empty within so many connections does so again.
+/// If the worker found its own queue empty within this many connections, it probably is empty
+/// again.
 const DRAINS: u32 = 8;
-/// At most once in so many connections because of the time.
+/// After [`GLOBAL_LATE_US`], the worker looks at the global queue even before its interval is
+/// over, but at most once in this many connections.
 const GLOBAL_LATE: u32 = 4;
 const GLOBAL_LATE_US: u64 = 2000;
 
-/// The process has been out of numbers: from then on the kernel is asked by `accept` itself, which
-/// says so also where nothing waits.
+/// Set once the process or the system has run out of file descriptors. From then on the library
+/// calls `accept` without a `poll` before it, because the kernel returns EMFILE even if no
+/// connection waits.
 static SCARCE: AtomicBool = AtomicBool::new(false);
 
-/// Where the kernel puts the peer's address if the program does not want it: cheaper than to ask behind it.
+/// Room for the peer's address if the program does not ask for it. The library needs the address,
+/// and `accept` returns it more cheaply than a later `getpeername`.
 pub struct PeerAddress {
     addr: libc::sockaddr_storage,
     len: u32,
@@ -36,14 +41,14 @@ pub struct PeerAddress {
 impl PeerAddress {
     #[allow(clippy::new_without_default)] // only ever on the stack
     pub fn new() -> PeerAddress {
-        // SAFETY: zero is valid.
+        // SAFETY: zero is a valid sockaddr_storage.
         PeerAddress { addr: unsafe { core::mem::zeroed() }, len: size_of::<libc::sockaddr_storage>() as u32 }
     }
 
-    /// The program's place, or this one.
+    /// The program's buffer for the address, or this one if the program passed none.
     ///
     /// # Safety
-    /// Neither is used after this value has gone.
+    /// Neither pointer is used after this value is dropped.
     pub unsafe fn or(&mut self, addr: *mut libc::sockaddr, len: *mut u32) -> (*mut libc::sockaddr, *mut u32) {
         match addr.is_null() {
             true => ((&raw mut self.addr).cast(), &raw mut self.len),
@@ -60,16 +65,17 @@ impl Peer {
 
     pub(super) fn accept(&self, fd: i32) -> Result<i32> {
         let mut own = PeerAddress::new();
-        // SAFETY: whoever made this vouches for the two pointers.
+        // SAFETY: `own` outlives the two pointers.
         let (addr, len) = unsafe { own.or(self.addr, self.len) };
-        // SAFETY: null, the program's as accept4(2) wants them, or room of ours; the kernel checks.
+        // SAFETY: null, pointers of the program, or `own`. Only the kernel uses them, and it
+        // checks them.
         let r = unsafe { sys::accept4(fd, addr as *mut u8, len, self.flags) };
         if matches!(r, Err(e) if matches!(e.raw(), libc::EMFILE | libc::ENFILE)) {
             SCARCE.store(true, Ordering::Relaxed);
         }
         let n = r?;
         pool::kernel_allocated(n);
-        // SAFETY: as the kernel has filled them.
+        // SAFETY: `addr` and `len` are null, or the kernel has just filled them.
         unsafe { (crate::upcalls::upcalls().accepted)(n, addr, len) };
         Ok(n)
     }
@@ -80,9 +86,10 @@ impl Peer {
 /// # Safety
 /// `peer` as accept4(2) wants it.
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
-    let Some(z) = of(d).filter(|z| z.state() != state::OFF || z.is_non_worker()) else {
+    let Some(z) = of(d) else { return Outcome::Kernel(Cause::NotOurs) };
+    if z.state() == state::OFF && z.page().is_none() && !z.is_non_worker() {
         return Outcome::Kernel(Cause::NotOurs);
-    };
+    }
     ctl::poll_in_passing();
     super::watch::look_if_asked();
     if let Some(r) = z.take_own(fd, peer) {
@@ -100,15 +107,13 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
                 r => r,
             });
         }
-        if z.state() != state::READY {
+        if z.page().is_none() {
             return Outcome::Kernel(Cause::NotOurs);
         }
-        // As the kernel does, but we see when it returns.
-        return Outcome::Done(peer.accept(fd).inspect(|_| {
-            z.dwell.accepted();
-            stats::count(Counter::AcceptKernel);
-            stats::count(Counter::AcceptGlobal);
-        }));
+        return Outcome::Done(match nonblock {
+            true => z.accept_global(fd, peer),
+            false => z.block(|| z.accept_global(fd, peer)).unwrap_or_else(|| z.wait(fd, d, peer)),
+        });
     }
     Outcome::Done(match z.take_other(fd, nonblock, peer) {
         Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
@@ -116,7 +121,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     })
 }
 
-fn is_ready(fd: i32) -> bool {
+pub(super) fn is_ready(fd: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd.
     matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
@@ -138,12 +143,12 @@ impl Local {
         true
     }
 
-    /// Was the global queue empty whenever it had its turn lately?
+    /// Was the global queue empty at the last look?
     fn finds_nothing_global(&self) -> bool {
         self.every.load(Ordering::Relaxed) > GLOBAL_EVERY
     }
 
-    /// Its queue had one, or was empty.
+    /// The worker has taken a connection from its queue (`any`), or found it empty.
     pub(super) fn had(&self, any: bool) {
         let n = if any { self.since_empty.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
         self.since_empty.store(n, Ordering::Relaxed);
@@ -156,13 +161,13 @@ impl Local {
 }
 
 impl Zoned {
-    /// A connection was accepted from the global socket, elsewhere.
+    /// A connection was accepted from the global socket by other code than this file.
     pub fn returned(&self) {
         self.count_member();
         self.dwell.accepted();
     }
 
-    /// The calling thread is in `accept`: it may become a worker now.
+    /// The calling thread is in `accept`: if the conditions hold, it becomes a worker now.
     pub fn come(&self, fd: i32, nonblock: bool) {
         if self.is_member(fd) {
             return;
@@ -174,8 +179,8 @@ impl Zoned {
         }
     }
 
-    /// A connection from the own queue, at its turn from the global one. None:
-    /// neither has any.
+    /// Takes a connection from the own queue or, at its turn, from the global one. None: both are
+    /// empty.
     #[inline]
     pub fn take_own(&self, fd: i32, peer: Peer) -> Option<Result<i32>> {
         let l = self.own()?;
@@ -202,8 +207,8 @@ impl Zoned {
                 self.took_own(l);
                 Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::LOCAL))
             }
-            // Closed on the way, by another thread's shutdown: the global socket
-            // says what there is to say.
+            // Another thread's `shutdown` has closed the local socket meanwhile. The caller then
+            // tries the global socket, whose answer is the right one.
             Err(e) if matches!(e.raw(), libc::EAGAIN | libc::EBADF | libc::EINVAL) => {
                 l.had(false);
                 None
@@ -212,9 +217,10 @@ impl Zoned {
         }
     }
 
-    /// Is the worker's queue known to be empty? To find that out by `accept` costs 3.4 us where a `poll`
-    /// costs 0.2, because the kernel makes a file and a socket first, and most servers accept until
-    /// there is nothing. So the kernel is asked first where that is likely.
+    /// Is the worker's queue known to be empty? A failing `accept` costs 3.4 us, because the
+    /// kernel makes a file and a socket first; a `poll` costs 0.2 us. Most servers accept until
+    /// nothing is left. So if the queue is likely to be empty, the library calls `poll` before
+    /// `accept`.
     #[inline]
     pub(super) fn is_found_empty(&self, l: &Local, fd: i32, peer: Peer) -> bool {
         let likely = self.is_counted_empty(l).unwrap_or_else(|| l.since_empty.load(Ordering::Relaxed) < DRAINS);
@@ -225,8 +231,8 @@ impl Zoned {
         empty
     }
 
-    /// A connection from any queue of the kernel; EAGAIN: there is none. Does not
-    /// block, whatever the global socket's mode is (`nonblock`).
+    /// Takes a connection from any of the kernel's queues. EAGAIN: there is none. Never blocks,
+    /// even if the global socket does; `nonblock` says whether the global socket is non-blocking.
     pub fn take(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
         self.take_own(fd, peer).unwrap_or_else(|| self.take_other(fd, nonblock, peer))
     }
@@ -256,26 +262,26 @@ impl Zoned {
         self.take_waiting(fd, !nonblock, peer).unwrap_or(Err(Errno::EAGAIN))
     }
 
+    /// Accepts from the global socket as the kernel would. The library notes when the worker
+    /// leaves with the connection.
+    fn accept_global(&self, fd: i32, peer: Peer) -> Result<i32> {
+        peer.accept(fd).inspect(|_| {
+            self.dwell.accepted();
+            stats::count(Counter::AcceptKernel);
+            stats::count(Counter::AcceptGlobal);
+        })
+    }
+
     fn take_global(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
         let r = if nonblock {
-            // As in `is_found_empty`.
+            // (As in `is_found_empty`: a `poll` is cheaper than an `accept` that fails.)
             let scarce = SCARCE.load(Ordering::Relaxed);
             if !scarce && self.own().is_some_and(Local::finds_nothing_global) && !is_ready(fd) {
                 return Err(Errno::EAGAIN);
             }
             peer.accept(fd)
         } else {
-            if !is_ready(fd) {
-                return Err(Errno::EAGAIN);
-            }
-            // A rival would leave us asleep in the kernel with our own queue
-            // filling up: one at a time.
-            let _turn = self.page().map(|p| p.lock());
-            if is_ready(fd) {
-                peer.accept(fd)
-            } else {
-                Err(Errno::EAGAIN)
-            }
+            self.take_if_sure(fd, || peer.accept(fd))
         };
         let zone = self.own().map_or_else(|| sys::cpu::current().saturating_sub(1), |l| l.cpu.load(Ordering::Relaxed));
         self.accepted(r?, zone, zone_accept::GLOBAL)
@@ -291,7 +297,7 @@ impl Zoned {
         Ok(n)
     }
 
-    /// Options that the application has set since.
+    /// Copies options that the application has set on the global socket since the last call.
     fn follow(&self, fd: i32, l: &Local) {
         let Some(page) = self.page() else { return };
         if page.turns.load(Ordering::Acquire) != 0 {
@@ -307,24 +313,24 @@ impl Zoned {
         }
     }
 
-    /// Sleep on the global socket, the own one, and the monitor.
+    /// Sleeps until some queue may have a connection, or the monitor a message, and then tries to
+    /// accept.
     fn wait(&self, fd: i32, d: &Desc, peer: Peer) -> Result<i32> {
         let timeo = d.options().receive_timeout();
         let deadline = Deadline::of_option(timeo);
         loop {
             let own = self.own().map_or(-1, |l| l.fd());
             super::balance::before_sleep();
-            let mut p = [fd, own, self.peers_fd(), self.handoff_fd(), -1, -1].map(|fd| libc::pollfd {
+            let (global, limit) = self.to_sleep_on(fd);
+            let left = limit.into_iter().chain(deadline.left()).min();
+            let mut p = [global, own, self.peers_fd(), self.handoff_fd(), -1, -1].map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
             });
-            // SAFETY: no mask.
-            match unsafe { wait::sleep(&mut p, None, super::balance::cut(deadline.left()), core::ptr::null()) } {
-                Err(Errno::EINTR) if wait::restarts(deadline.is_limited()) => continue,
-                Err(e) => return Err(e),
-                Ok(0) if deadline.is_over() => return Err(Errno::EAGAIN),
-                Ok(_) => {}
+            let source = Source::Set { fds: &mut p, sleeper: None, mask: Mask::NONE };
+            if wait::sleep(source, Sleep::of(Call::Zones, left).restart(Restart::Socket))? == 0 && deadline.is_over() {
+                return Err(Errno::EAGAIN);
             }
             self.peers_spoke(p[2].revents != 0);
             wait::heed(&p);
@@ -333,12 +339,15 @@ impl Zoned {
                 r => return r,
             }
             if p[0].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
-                // It does not listen any more: the kernel says how.
+                // The socket does not listen any more: the kernel returns the right error.
                 return peer.accept(fd);
             }
-            // Descriptors that another thread closes do not wake us.
+            // A local socket that another thread closes does not end the sleep, so this is
+            // checked here.
             if process::nonce() == 0 || self.own().is_none() && !self.is_non_worker() {
-                return peer.accept(fd);
+                if let Some(r) = self.block(|| peer.accept(fd)) {
+                    return r;
+                }
             }
         }
     }

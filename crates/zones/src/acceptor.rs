@@ -1,6 +1,7 @@
-//! Accepting without a local listen socket beside workers that have theirs (a worker on
-//! probation, a master that accepts now and then): before it is said that nothing waits, and
-//! before a sleep, the monitor is asked for a worker's socket at which something does.
+//! Accepting by a thread that has no local listen socket, while other workers have one. (Such a
+//! thread is a worker on probation, or a master that accepts now and then.) Before it reports
+//! that no connection waits, and before a sleep, it asks the monitor for the listen socket of a
+//! worker with a waiting connection.
 
 use super::listener::Peer;
 use super::listener::{state, Asked, Zoned};
@@ -10,10 +11,11 @@ use fsocket_abi::arena::zone_accept;
 use fsocket_proto::request;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// After so many questions in vain there is one in [`SELDOM`] nanoseconds.
+/// After this many questions without success, the thread asks only once in [`SELDOM`]
+/// nanoseconds.
 const OFTEN: u32 = 32;
 const SELDOM: u64 = 10_000_000;
-/// Sockets tried; somebody else may be faster at each.
+/// Number of sockets to try, because another process may take the connection first.
 const TRIES: usize = 4;
 
 impl Asked {
@@ -35,8 +37,8 @@ impl Asked {
 }
 
 impl Zoned {
-    /// Has the calling thread no local listen socket where others have? Perhaps because this process
-    /// can have none.
+    /// Has the calling thread no local listen socket, while other workers have one? (Some
+    /// processes lack the rights to get one.)
     pub fn is_non_worker(&self) -> bool {
         matches!(self.state(), state::READY | state::OFF)
             && process::balances()
@@ -46,13 +48,13 @@ impl Zoned {
             && !ctl::dead()
     }
 
-    /// Is the program's listener all there is to accept from?
+    /// Is the program's listener the only socket to accept from?
     pub fn is_idle(&self) -> bool {
         !self.is_active() && !self.is_shared() && !self.is_non_worker() && self.handoff_fd() < 0
     }
 
-    /// A worker's socket at which something waits, and its place. `sleeps`: else the caller
-    /// goes to sleep, and the monitor tells it when something comes.
+    /// Returns a worker's socket with a waiting connection, and the worker's place. `sleeps`: if
+    /// there is none, the caller sleeps, and the monitor notifies it when a connection comes.
     fn waiting(&self, fd: i32, sleeps: bool) -> Option<(i32, u32)> {
         if !self.is_non_worker() || !self.asked.may(sleeps) {
             return None;
@@ -66,7 +68,7 @@ impl Zoned {
         Some((process::high_fd(socket?), answer.place))
     }
 
-    /// A connection that waits for a worker. None: there is none, or this is one.
+    /// Takes a connection that waits for a worker. None: there is none, or the caller is a worker.
     pub fn take_waiting(&self, fd: i32, sleeps: bool, peer: Peer) -> Option<Result<i32>> {
         for _ in 0..TRIES {
             let (socket, place) = self.waiting(fd, sleeps)?;
@@ -84,7 +86,7 @@ impl Zoned {
         None
     }
 
-    /// Would [`Zoned::take_waiting`] get one?
+    /// Would [`Zoned::take_waiting`] find a connection?
     pub fn has_waiting(&self, fd: i32, sleeps: bool) -> bool {
         self.waiting(fd, sleeps).map(|(socket, _)| process::close_own(socket)).is_some()
     }

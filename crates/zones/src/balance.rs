@@ -1,15 +1,17 @@
 //! Taking from the queues of others: busy zones, connection stealing
 //! (Affinity-Accept, 3.3.1; ADR 26).
 //!
-//! The monitor hands every worker of a group the local listen sockets of the others
-//! ("peers"). They lie in the worker's epoll instance behind its own one, and the kernel
-//! wakes the first in a socket's list that really waits: the socket's own worker, else
-//! one of the others. So nobody is woken while the own worker waits, and somebody is
-//! when it does not.
+//! The monitor hands every worker of a group the local listen sockets of the other workers
+//! ("peers"). A worker's epoll instance contains them after its own socket. For each new
+//! connection the kernel wakes the first sleeping thread in the socket's wait list. The socket's
+//! own worker is first in this list, so a peer is woken only if the own worker does not sleep.
 //!
-//! A worker that is woken so does not take the connection at once: the own worker may be about to,
-//! and it is better off there. It looks again until the connection is gone, or its worker
-//! has not looked for a while ("patience"), or the zone is busy.
+//! A peer that is woken does not take the connection at once, because the own worker may be about
+//! to take it, and serves it better. The woken peer looks again until one of these happens:
+//!
+//! - the connection is gone,
+//! - the own worker has not looked at its queue for a while (the *patience*),
+//! - the own worker's zone is busy.
 
 mod peers;
 mod steal;
@@ -24,10 +26,10 @@ use fsocket_sys::{self as sys, cpu};
 
 pub use peers::{came, went};
 
-/// Marks a peer's socket in the kernel's epoll instance.
+/// Marks a peer's listen socket in the kernel's epoll instance.
 pub const PEER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
 
-/// Some thread is to look at its peers.
+/// Some thread of this process has to look at its peers' queues.
 static PENDING: AtomicBool = AtomicBool::new(false);
 
 fn queue(b: &Balance, place: u32) -> Option<&Queue> {
@@ -42,7 +44,8 @@ fn patience_ns(b: &Balance) -> u64 {
     b.patience.load(Ordering::Relaxed).clamp(10, 10_000_000) as u64 * 1000
 }
 
-/// While somebody is overloaded, else [`TRUST`] times as long.
+/// How long a worker leaves connections to their own worker: the patience if some worker is
+/// overloaded, else [`TRUST`] times as long.
 fn usual_patience_ns(b: &Balance) -> u64 {
     patience_ns(b) * if b.overloaded.load(Ordering::Relaxed) == 0 { TRUST } else { 1 }
 }
@@ -52,7 +55,7 @@ fn ticks(ns: u64) -> u64 {
 }
 
 impl Local {
-    /// It looks at its queue.
+    /// Notes that the worker looks at its queue.
     fn looks(&self, b: &Balance) {
         if let Some(q) = queue(b, self.place.load(Ordering::Relaxed)) {
             q.looked.store(cpu::ticks(), Ordering::Relaxed);
@@ -61,7 +64,7 @@ impl Local {
     fn is_waiting_for_peers(&self) -> bool {
         self.peers_since.load(Ordering::Relaxed) != 0
     }
-    /// It has waited long enough.
+    /// Ends the patience of this worker, so that it looks at its peers' queues at once.
     fn look_at_once(&self) {
         self.peers_since.store(1, Ordering::Relaxed);
         self.peers_looked.store(0, Ordering::Relaxed);
@@ -74,23 +77,23 @@ impl Local {
 }
 
 impl Zoned {
-    /// The group's shared counts, if this listener is balanced.
+    /// The shared counts of the group, if this listener is balanced.
     #[inline]
     pub(super) fn balance(&self) -> Option<&'static Balance> {
         let p = self.peers.map.load(Ordering::Acquire);
-        // SAFETY: a whole mapping that lasts as long as it can be seen.
+        // SAFETY: the pointer leads to a whole mapping that lasts as long as it is visible.
         (!p.is_null()).then(|| unsafe { &*p })
     }
 
-    /// The monitor's program selects among us: map its counts.
+    /// The monitor's BPF program selects among these sockets, so this process maps its counts.
     pub(super) fn map_balance(&self) {
         if self.balance().is_none() {
             self.map_balance_again();
         }
     }
 
-    /// Perhaps another monitor's. What was mapped stays until then: peers may be told of
-    /// meanwhile.
+    /// Another monitor may have come, with counts of its own. The former mapping stays valid
+    /// until the new one replaces it, because messages about peers may come meanwhile.
     pub(super) fn map_balance_again(&self) {
         if !process::balances() {
             return;
@@ -103,7 +106,7 @@ impl Zoned {
         let _ = sys::close(fd);
     }
 
-    /// The calling thread as a worker that may take part.
+    /// The worker of the calling thread, if it takes part in balancing.
     fn me(&self) -> Option<&Local> {
         self.own().or_else(|| self.own_member()).or_else(|| self.deputized())
     }
@@ -113,12 +116,12 @@ impl Zoned {
         self.locals().find(|l| l.delegate.load(Ordering::Relaxed) == me)
     }
 
-    /// All of this process.
+    /// All workers of this process.
     fn workers(&self) -> impl Iterator<Item = &Local> {
         self.locals().chain(self.member())
     }
 
-    /// The counts, for a worker that takes part.
+    /// The shared counts, if worker `l` takes part in balancing.
     #[inline]
     pub(super) fn balance_of(&self, l: &Local) -> Option<&'static Balance> {
         if !l.shared.load(Ordering::Relaxed) {
@@ -127,8 +130,8 @@ impl Zoned {
         self.balance()
     }
 
-    /// After such a sleep; `spoke`: [`Zoned::peers_fd`] was readable. True: an accept would
-    /// get something from a peer now.
+    /// Called after a sleep that included [`Zoned::peers_fd`]; `spoke`: that descriptor was
+    /// readable. True: an `accept` would now get a connection from a peer's queue.
     pub fn peers_spoke(&self, spoke: bool) -> bool {
         let Some(l) = self.own() else { return false };
         if spoke {
@@ -146,7 +149,7 @@ impl Zoned {
     }
 }
 
-/// [`fsocket_proto::notice::WakeHint`]: connections of a worker wait, and it does not look.
+/// Handles [`fsocket_proto::notice::WakeHint`]: connections wait for a worker that does not look.
 pub fn wake_hint(group: u64) {
     for z in used().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.workers() {
@@ -155,8 +158,8 @@ pub fn wake_hint(group: u64) {
     }
 }
 
-/// The monitor has died: nobody says any more whose worker is gone. Every socket is its
-/// worker's alone again, and dies with it.
+/// The monitor has died, so no notice comes any more when a worker exits. From now on every local
+/// socket is used by its own worker only, and is closed when that worker exits.
 pub fn alone() {
     for z in used() {
         for l in z.workers() {
@@ -170,14 +173,14 @@ pub fn alone() {
     }
 }
 
-/// A peer has spoken in an epoll instance in which the calling thread waits.
+/// A peer's socket has become readable in an epoll instance in which the calling thread waits.
 #[cold]
 pub fn spoke() {
     let now = cpu::ticks();
     for z in used() {
         let Some((l, b)) = z.me().and_then(|l| Some((l, z.balance_of(l)?))) else { continue };
         if !l.is_waiting_for_peers() {
-            // Nothing can be taken before its worker has had its time, but from the busy.
+            // Before the own worker's patience is over, only busy zones may be stolen from.
             let others = b.busy.load(Ordering::Relaxed) & !bit(l.place.load(Ordering::Relaxed));
             l.peers_looked.store(if others == 0 { now } else { 0 }, Ordering::Relaxed);
         }
@@ -185,7 +188,7 @@ pub fn spoke() {
     }
 }
 
-/// Is the calling thread to look at its peers now and then?
+/// Does the calling thread have to look at its peers' queues now and then?
 #[inline]
 pub fn pending() -> bool {
     PENDING.load(Ordering::Relaxed) && own_pending()
@@ -202,7 +205,7 @@ fn own_pending() -> bool {
     }
     if !any {
         PENDING.store(false, Ordering::Relaxed);
-        // Somebody may have begun in between.
+        // Another wait may have begun in between.
         if used().any(|z| z.workers().any(Local::is_waiting_for_peers)) {
             PENDING.store(true, Ordering::Relaxed);
         }
@@ -210,10 +213,10 @@ fn own_pending() -> bool {
     false
 }
 
-/// While that is so: a sleep of `limit` is cut.
-pub fn cut(limit: Option<u64>) -> Option<u64> {
+/// While [`pending`] is true: the longest allowed sleep, in nanoseconds.
+pub fn sleep_limit() -> Option<u64> {
     if !pending() {
-        return limit;
+        return None;
     }
     let mut ns = u64::MAX;
     for z in used() {
@@ -223,22 +226,23 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
             }
         }
     }
-    Some(limit.map_or(ns, |l| l.min(ns)))
+    Some(ns)
 }
 
-/// Looks at the peers of the listeners that are watched in `ep`, and reports those
-/// (events, data) that would get something from them.
+/// Looks at the peers' queues of the listeners that are watched in `ep`. Reports (events, data)
+/// of those listeners for which an `accept` would get a connection from a peer.
 pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
     for z in used() {
         let Some(l) = z.me().filter(|l| l.is_waiting_for_peers()) else { continue };
-        // While there is enough to do, that costs a system call a millisecond, not one a turn.
+        // The limit makes this one system call a millisecond, not one for each turn of a busy
+        // loop.
         let now = cpu::ticks();
         let ago = now.saturating_sub(l.peers_looked.load(Ordering::Relaxed));
         if z.balance().is_some_and(|b| ago < ticks(usual_patience_ns(b))) {
             continue;
         }
         let waits = z.settle_peers(l);
-        // What is reported is reported again until it is gone.
+        // The report is repeated until the connections are taken.
         l.peers_looked.store(if waits == Waits::Later { now } else { 0 }, Ordering::Relaxed);
         if waits == Waits::Now {
             for w in z.watches.active().filter(|w| w.ep() == ep) {
@@ -248,7 +252,7 @@ pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
     }
 }
 
-/// The calling thread is about to wait: its queues are looked at.
+/// The calling thread is about to wait. Notes in the counts that it has looked at its queues.
 #[inline]
 pub fn before_sleep() {
     if process::balances() {
@@ -260,12 +264,12 @@ pub fn before_sleep() {
     }
 }
 
-/// What a look at the peers shows.
+/// The result of a look at the peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Waits {
     Nothing,
-    /// Connections that are left to their worker for now.
+    /// Connections wait, but they are left to their own worker for now.
     Later,
-    /// Connections to be taken.
+    /// Connections wait, and this worker may take them.
     Now,
 }

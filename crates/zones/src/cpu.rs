@@ -1,17 +1,19 @@
-//! The zone of a worker: the CPU that it is pinned to, else one that is assigned.
+//! The zone of a worker: the CPU to which the worker is pinned, or a CPU that the library
+//! assigns.
 
 use super::page::Page;
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_sys as sys;
 
-/// Whether unpinned workers are pinned to the CPU of their zone.
+/// Are unpinned workers pinned to the CPU of their zone?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// A worker process that nobody has pinned, while there is a CPU for each.
+    /// Unpinned worker processes are pinned to their zone's CPU, as long as each has a CPU of its
+    /// own.
     Auto,
-    /// Zones are assigned, but nobody is moved.
+    /// Zones are assigned, but no worker is moved.
     Never,
-    /// Only workers that are pinned get a zone.
+    /// Only pinned workers get a zone.
     Require,
 }
 
@@ -19,7 +21,7 @@ pub enum Pin {
 static PIN: AtomicU32 = AtomicU32::new(Pin::Never as u32);
 
 impl Pin {
-    /// As in the environment.
+    /// Reads the value of the environment variable.
     pub fn parse(word: &[u8]) -> Pin {
         match word {
             b"auto" => Pin::Auto,
@@ -45,10 +47,10 @@ fn pin() -> Pin {
 struct Cpus([u64; 64]);
 
 impl Cpus {
-    /// Those that a thread of this process may run on.
+    /// The CPUs on which a thread of this process may run.
     fn of(tid: i32) -> Option<Cpus> {
         let mut set = Cpus([0; 64]);
-        // SAFETY: room for 4096 CPUs; the kernel writes no more than it is told.
+        // SAFETY: the set has room for 4096 CPUs, and the kernel writes at most its size.
         unsafe {
             sys::raw(
                 libc::SYS_sched_getaffinity,
@@ -72,12 +74,12 @@ pub fn pinned(tid: i32) -> Option<u32> {
     (mine.count() == 1).then(|| mine.iter().next()).flatten()
 }
 
-/// May a worker that nobody has pinned be pinned to the CPU that it is assigned?
+/// May the library pin an unpinned worker to its assigned CPU?
 pub fn assigned(is_process: bool) -> bool {
     pin() == Pin::Auto && is_process
 }
 
-/// Pins the calling thread. False: it may not run there.
+/// Pins the calling thread. False: the thread may not run on that CPU.
 pub fn pin_to(cpu: u32) -> bool {
     let mut one = [0u64; 64];
     let Some(w) = one.get_mut(cpu as usize / 64) else { return false };
@@ -92,15 +94,16 @@ pub fn pin_to(cpu: u32) -> bool {
 /// A worker's zone.
 pub struct Choice {
     pub cpu: u32,
-    /// In the page; None: it is full.
+    /// Entry in the page; None: the page is full.
     pub entry: Option<u32>,
 }
 
-/// Enters a thread in the page. None: it is not pinned, and must be.
+/// Enters a thread in the page. None: only pinned workers get a zone, and the thread is not
+/// pinned.
 ///
-/// As the original's module decided (`enable_listen_spawn`): a worker that the
-/// application has pinned has its zone there; others are given the CPU with the
-/// fewest workers, and moved there if that is wished.
+/// The rule is that of the original kernel module (`enable_listen_spawn`): A worker that the
+/// application has pinned has its zone on that CPU. Other workers get the CPU with the fewest
+/// workers, and are pinned there with [`Pin::Auto`].
 pub fn choose(page: &Page, tid: i32, is_thread: bool) -> Option<Choice> {
     let mine = Cpus::of(tid);
     let pinned = mine.as_ref().is_some_and(|m| m.count() == 1);
@@ -114,10 +117,10 @@ pub fn choose(page: &Page, tid: i32, is_thread: bool) -> Option<Choice> {
         others = there;
         cpu
     });
-    // Threads run as their program arranges them: it may hand a connection from
-    // one to another, and we cannot see how many there will be.
+    // Threads are not pinned: a program may hand a connection from one thread to another, and the
+    // library cannot know how many threads will come.
     if pin() == Pin::Auto && !pinned && !is_thread && others == 0 {
-        // A CPU that was taken away meanwhile: stay.
+        // If the process has lost this CPU meanwhile, the worker is not moved.
         pin_to(cpu);
     }
     Some(Choice { cpu, entry })

@@ -1,30 +1,30 @@
-//! Whether a worker that waits in `accept`, `poll` or `select` may have a queue of
-//! its own.
+//! Decides whether a worker that waits in `accept`, `poll` or `select` gets a queue of its own.
 //!
-//! A worker that serves one connection at a time is away while it does: what comes
-//! to its own queue meanwhile waits for it, though others are idle. Such a worker is
-//! better off with the shared queue. One that hands its connections on, or runs an
-//! event loop, is back at once. So a worker gets its local listen socket after a
-//! number of quick returns, and loses it when it stays away.
+//! A worker that serves one connection at a time does not accept meanwhile. Connections in its
+//! own queue would wait for it although other workers are idle, so such a worker uses the shared
+//! queue. A worker that hands its connections on, or runs an event loop, returns to `accept` at
+//! once. So a worker gets its local listen socket after a number of quick returns, and loses it
+//! after a long absence.
 
 use crate::cow::Sparing;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys::cpu;
 
-/// Returns in a row that make a worker quick.
+/// Number of successive quick returns after which a worker counts as quick.
 const PROBATION: u32 = 32;
-/// A return is quick below this, and the worker was away above that: microseconds.
+/// If the worker returns within QUICK_US, the return is quick; after AWAY_US, the worker was
+/// away. Microseconds.
 const QUICK_US: u64 = 2_000;
 const AWAY_US: u64 = 20_000;
 
-/// Zero is valid.
+/// The record of a worker's returns. A zeroed value is valid.
 pub struct Dwell {
-    /// When the last connection was accepted; 0: it has been back since.
+    /// When the worker accepted its last connection, in ticks; 0: the worker has returned since.
     accepted: AtomicU64,
     quick: AtomicU32,
 }
 
-/// What a worker that comes back has shown itself to be.
+/// How the worker behaves, as its last return shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shown {
     Nothing,
@@ -43,12 +43,12 @@ impl Dwell {
         self.quick.put(0);
     }
 
-    /// It leaves with a connection.
+    /// The worker leaves with a connection.
     pub fn accepted(&self) {
         self.accepted.store(cpu::ticks().max(1), Ordering::Relaxed);
     }
 
-    /// It waits again.
+    /// The worker waits for connections again.
     pub fn returned(&self) -> Shown {
         match self.accepted.swap(0, Ordering::Relaxed) {
             0 => self.shown(),

@@ -1,7 +1,7 @@
-//! Without the monitor's program nothing migrates: what waits in a local listen
-//! socket that is closed would be reset. So a worker that leaves in good order
-//! first hands its connections to the others of the fork group, over a socket pair made
-//! before the fork. (One that is killed cannot; see docs/limits.md.)
+//! Without the monitor's BPF program the kernel does not migrate connections: when a local listen
+//! socket is closed, it resets those that wait there. So a worker that exits in good order first
+//! sends its connections to the other workers of the fork group, over a socket pair made before
+//! the fork. (A killed worker cannot do this; see docs/limits.md.)
 
 use super::listener::Peer;
 use super::listener::Zoned;
@@ -10,11 +10,12 @@ use core::sync::atomic::Ordering;
 use fsocket_reuseport::classic;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Connections handed over at most; a full socket stops it earlier.
+/// A worker hands over at most this many connections; it stops earlier if the socket pair is
+/// full.
 const MOST: usize = 4096;
 
 impl Zoned {
-    /// With the reservation, where there is no monitor.
+    /// Makes the socket pair together with the reservation, if there is no monitor.
     pub(super) fn make_handoff(&self) {
         if !ctl::dead() {
             return;
@@ -28,7 +29,7 @@ impl Zoned {
         }
     }
 
-    /// Where connections of workers that left arrive; -1: nowhere.
+    /// The socket on which connections of exiting workers arrive; -1: none.
     pub fn handoff_fd(&self) -> i32 {
         self.handoff[0].load(Ordering::Relaxed)
     }
@@ -42,15 +43,16 @@ impl Zoned {
         }
     }
 
-    /// Hands what waits in the local listen socket `local` to other workers. Under
-    /// the page's lock, after this worker's entry is gone from it.
+    /// Hands the connections in the local listen socket `local` to other workers. Called under the
+    /// page's lock, after this worker's entry has left the page.
     pub(super) fn hand_over(&self, local: i32) {
         let to = self.handoff[1].load(Ordering::Relaxed);
         let Some(page) = self.page().filter(|p| to >= 0 && p.any()) else { return };
-        // No more of them: its CPU goes to the global socket from here on.
+        // No new connections may come to this socket: its CPU's connections go to the global
+        // socket from now on.
         let _ = classic::attach(local, process::cpus() as usize, 1, |cpu| page.place_of(cpu));
         for _ in 0..MOST {
-            // SAFETY: no address is asked for.
+            // SAFETY: both pointers are null, so the kernel returns no address.
             let Ok(fd) =
                 (unsafe { sys::accept4(local, core::ptr::null_mut(), core::ptr::null_mut(), libc::SOCK_CLOEXEC) })
             else {
@@ -64,7 +66,7 @@ impl Zoned {
         }
     }
 
-    /// A connection that another worker has left behind.
+    /// Takes a connection that another worker has left behind.
     pub(super) fn take_handed_off(&self, peer: Peer) -> Result<i32> {
         let from = self.handoff_fd();
         if from < 0 {
@@ -79,7 +81,8 @@ impl Zoned {
             let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
         }
         if !peer.addr.is_null() && !peer.len.is_null() {
-            // SAFETY: the application's buffer, as accept4(2) wants it.
+            // SAFETY: `peer.addr` and `peer.len` are the application's, as accept4(2) wants them;
+            // the kernel checks both.
             let _ = unsafe {
                 sys::raw(libc::SYS_getpeername, [fd as usize, peer.addr as usize, peer.len as usize, 0, 0, 0])
             };

@@ -14,22 +14,23 @@ use fsocket_reuseport::listener::{self, reuse_port, Shape};
 use fsocket_reuseport::reservation::ReuseWindow;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// How a worker is about to wait for connections. A local listen socket is made
-/// only where we see to it that it is waited for.
+/// The call in which a worker is about to wait for connections. The library makes a local listen
+/// socket only if it can ensure that a thread waits for that socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// In a call of ours that sleeps on both sockets (accept, poll, select).
+    /// In a call of the library that sleeps on both sockets (accept, poll, select).
     Sleeping,
-    /// In an epoll instance that we are adding it to.
+    /// In an epoll instance to which the library adds it.
     Epoll,
 }
 
-/// A worker that gave up its local listen socket gets one again after this, and
-/// twice as long each time: nanoseconds.
+/// Pause after which a worker that gave up its local listen socket gets a new one, in
+/// nanoseconds. The pause doubles each time.
 const AGAIN: u64 = 1_000_000_000;
 
 impl Local {
-    /// It is `who`'s from now on. `fd`: its listen socket, with these `options` of the application's.
+    /// Gives this entry to `who`. `fd`: the local listen socket; `options`: the generation of the
+    /// application's options that it has.
     fn begin(&self, fd: i32, choice: &cpu::Choice, who: Who, how: How, options: u32) {
         self.fd.store(process::high_fd(fd), Ordering::Relaxed);
         self.cpu.store(choice.cpu, Ordering::Relaxed);
@@ -50,22 +51,23 @@ impl Local {
 }
 
 impl Zoned {
-    /// The calling thread is about to use the listener: its local listen socket,
-    /// made now if it is a worker beside others.
+    /// The calling thread is about to use the listener. Returns its local listen socket, which is
+    /// made now if the thread is a worker beside others.
     pub fn worker(&self, fd: i32, how: How) -> Option<&Local> {
         if self.state() == state::OFF || self.is_member(fd) {
             return None;
         }
         let own = self.own();
         if how == How::Sleeping {
-            // Seen, though it may have no queue of its own yet.
+            // The library sees the wait, although the worker may have no queue of its own yet.
             self.unseen.store(true, Ordering::Relaxed);
             match (self.dwell.returned(), own) {
                 (Shown::Away, Some(l)) if l.sleeping.load(Ordering::Relaxed) => {
                     self.step_back(l);
                     return None;
                 }
-                // Threads may take turns, and then only one of them waits.
+                // No queue yet: the worker was not quick, or there are several threads. (These
+                // may take turns, so that only one waits at a time.)
                 (shown, None) if shown != Shown::Quick || !self.is_single() => return None,
                 _ => {}
             }
@@ -83,8 +85,8 @@ impl Zoned {
         Some(l)
     }
 
-    /// As [`Zoned::worker`], for the thread that waits in the epoll instance to which the calling
-    /// one adds the listener.
+    /// As [`Zoned::worker`], for another thread: the calling thread adds the listener to an epoll
+    /// instance in which the other thread waits.
     pub(super) fn worker_elsewhere(&self, fd: i32, who: Who) -> Option<&Local> {
         if self.state() == state::OFF || self.is_member(fd) {
             return None;
@@ -93,7 +95,7 @@ impl Zoned {
         self.local_of(who.thread).or_else(due)
     }
 
-    /// Is the calling thread the only one that has used the listener here?
+    /// Is the calling thread the only one in this process that has used the listener?
     pub(super) fn is_single(&self) -> bool {
         self.is_single_thread(process::thread())
     }
@@ -105,8 +107,8 @@ impl Zoned {
         }
     }
 
-    /// Threads that watched the listener before it had zones sleep and cannot join
-    /// by themselves: they get theirs now.
+    /// Threads that watched the listener before it had zones may be asleep, and cannot join by
+    /// themselves. This call makes their local sockets.
     pub(super) fn join_others(&self, fd: i32, watchers: impl Iterator<Item = (Who, i32, libc::epoll_event)>) {
         for (who, ep, ev) in watchers {
             if self.local_of(who.thread).is_none() {
@@ -120,7 +122,7 @@ impl Zoned {
         }
     }
 
-    /// Is there reason for one?
+    /// Should the calling thread get a local socket now?
     pub(super) fn is_due(&self, fd: i32) -> bool {
         self.is_due_for(fd, process::thread())
     }
@@ -137,7 +139,7 @@ impl Zoned {
         if self.page().is_some_and(|p| p.turns.load(Ordering::Acquire) != 0) {
             return false;
         }
-        // The first thread of the first process joins when others have.
+        // The first thread of the first process joins only after others have joined.
         self.inherited.load(Ordering::Relaxed) || !self.is_single_thread(thread) || self.page().is_some_and(|p| p.any())
     }
 
@@ -155,16 +157,16 @@ impl Zoned {
         }
         ctl::wanted();
         if ctl::dead() && page.selected.load(Ordering::Acquire) != 0 {
-            // The program goes on selecting among those it knows, and moves what waits
-            // when one dies: a classic one would not. So this worker takes from the
-            // global queue, and asks again.
+            // The BPF program of a monitor that has died goes on selecting among known sockets,
+            // and moves connections when a worker dies. A classic BPF program would not. So this
+            // worker takes from the global queue, and tries to join again later.
             self.left.fetch_max(1, Ordering::Relaxed);
             self.left_at.store(sys::now_ns(), Ordering::Relaxed);
             count(Reason::NoMonitor);
             return None;
         }
         let _l = self.change.lock().ok()?;
-        // Another thread may have done it for this one meanwhile.
+        // Another thread may have done this meanwhile.
         if let Some(l) = self.local_of(who.thread) {
             return Some(l);
         }
@@ -180,7 +182,7 @@ impl Zoned {
             let made = self.make_local(fd);
             match (&made, choice.entry) {
                 (Ok(_), Some(e)) => page.add_place(e),
-                // It got no place.
+                // The worker got no place.
                 (Err(_), Some(e)) => page.exit(e),
                 _ => {}
             }
@@ -217,7 +219,7 @@ impl Zoned {
         Some(l)
     }
 
-    /// The socket, with the door open meanwhile. Under the page's lock.
+    /// Makes the socket, for which it opens the reservation. Called under the page's lock.
     fn make_local(&self, fd: i32) -> Result<i32> {
         let shape = Shape::of(fd)?;
         let near = listener::in_namespace_of(fd);
@@ -245,7 +247,8 @@ impl Zoned {
             }
         };
         own().or_else(|e| {
-            // Another user by now, or in another network namespace, or a port that needs a
+            // `reuse_port` opened the reservation, but the socket cannot be made here: the
+            // listener is another user's, in another network namespace, or its port needs a
             // privilege.
             reuse_port(reservation, true)?;
             let made = by_monitor(e);
@@ -254,28 +257,30 @@ impl Zoned {
         })
     }
 
-    /// Have connections of its CPU sent there: by the monitor's program, else by
-    /// the classic one.
+    /// Makes the kernel send connections of the worker's CPU to the local socket: by the
+    /// monitor's BPF program, else by the classic one.
     pub(super) fn select(&self, fd: i32, l: &Local, page: &Page) {
         if self.enter_group(fd, l).is_ok() {
             page.selected.store(1, Ordering::Release);
             return;
         }
         if page.selected.load(Ordering::Acquire) != 0 && !self.is_shared() {
-            // The monitor went just now: as above, at the next look.
+            // The monitor has just died. The worker tries to join again at its next look.
             return self.leave(l);
         }
         if self.is_shared() {
-            // Others are in the group: the kernel's hash among all, as it was. The
-            // monitor says when they have gone.
+            // Foreign sockets are in the group, so the kernel's hash selects among all sockets,
+            // as without the library. The monitor sends a message when the foreign sockets have
+            // gone.
             return count(Reason::ZoneShared);
         }
         count(Reason::ZoneClassic);
         self.attach_classic(l.fd(), page);
     }
 
-    /// Strangers were at the address when these workers joined, and may have gone. The
-    /// others of this process sleep.
+    /// Called when foreign sockets have left the address. They were there when these workers
+    /// joined, so no program selects yet. The other workers of this process may sleep, so the
+    /// caller does this for all.
     pub(super) fn select_late(&self, fd: i32) {
         let Some(page) = self.page() else { return };
         let Ok(_l) = self.change.lock() else { return };
@@ -302,8 +307,8 @@ impl Zoned {
         Ok(())
     }
 
-    /// There is another monitor: it has the workers from before as its predecessor's, and is
-    /// told here that they live, and may be stolen from.
+    /// A new monitor has started. It has taken over its predecessor's table of workers, and
+    /// learns from this call that these workers live and may be stolen from.
     pub(super) fn announce_again(&self) {
         let fd = self.fd.load(Ordering::Relaxed);
         let Ok(_l) = self.change.lock() else { return };
@@ -312,7 +317,7 @@ impl Zoned {
             return self.enter_again(fd);
         }
         for l in self.locals().filter(|l| l.place.load(Ordering::Relaxed) != 0) {
-            // Where it has no program of its own the one from before goes on selecting.
+            // If the new monitor has no BPF program, the old one goes on selecting.
             if self.enter_group(fd, l).is_ok() {
                 self.map_balance_again();
                 self.share(l);
@@ -326,7 +331,7 @@ impl Zoned {
         let _ = classic::attach(member, process::cpus() as usize, n + 1, |cpu| page.place_of(cpu));
     }
 
-    /// Close a local listen socket; what waits there moves to the global one.
+    /// Closes a local listen socket; its connections move to the global one.
     pub(super) fn leave(&self, l: &Local) {
         if l.thread.swap(0, Ordering::AcqRel) == 0 {
             return;
@@ -343,7 +348,7 @@ impl Zoned {
                 self.hand_over(fd);
             }
             process::close_own(fd);
-            // As the kernel's group now is.
+            // The page must mirror the order of sockets in the kernel's group.
             page.remove_place(entry);
         } else {
             process::close_own(fd);
@@ -356,7 +361,8 @@ impl Zoned {
         }
     }
 
-    /// The global listen socket is about to be shut down here: so are those of the workers.
+    /// Called before the global listen socket is shut down: the workers' local sockets are shut
+    /// down as well.
     pub(super) fn shut_others(&self, page: &Page, goes_on: bool) {
         let fd = self.fd.load(Ordering::Relaxed);
         if !page.any() || self.group.load(Ordering::Relaxed) == 0 && self.ask_group(fd, false).is_err() {
@@ -365,7 +371,8 @@ impl Zoned {
         let _ = ctl::request(request::Shut { group: self.group.load(Ordering::Relaxed), goes_on }, None);
     }
 
-    /// Another process of the fork group has shut down the global listen socket. True: there are no local ones.
+    /// Has another process of the fork group shut down the global listen socket? If so, this
+    /// process closes its local sockets.
     pub(super) fn is_shut(&self) -> bool {
         let shut = !self.is_shared() && self.page().is_some_and(|p| p.shut.load(Ordering::Acquire) != 0);
         if shut {
@@ -374,8 +381,8 @@ impl Zoned {
         shut
     }
 
-    /// The worker stopped waiting for connections, but keeps the listener: others
-    /// must get what comes.
+    /// The worker has stopped waiting for connections, but keeps the listener open. So its local
+    /// socket is closed, and other workers get its connections.
     pub(super) fn step_back(&self, l: &Local) {
         self.left.fetch_add(1, Ordering::Relaxed);
         self.left_at.store(sys::now_ns(), Ordering::Relaxed);

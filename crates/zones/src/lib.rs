@@ -1,24 +1,25 @@
 //! Kernel path: a local listen socket for each worker of a listener.
 //!
-//! A worker (a forked process, or a thread) gets its local listen socket when it
-//! first uses the listener, and holds it alone: when it dies the kernel closes the
-//! socket, and what waits there moves to the global one. See ADR 16.
+//! A worker (a forked process, or a thread) gets its local listen socket when it first uses the
+//! listener, and no other worker has it. When the worker dies, the kernel closes the socket and
+//! moves waiting connections to the global listen socket. See ADR 16.
 //!
 //! | file | concern |
 //! | --- | --- |
 //! | `life` | which listeners, and their life |
 //! | `page` | what the processes of a fork group share about a listener |
 //! | `join` | making a local listen socket |
-//! | `successor` | listeners that go on in another program |
-//! | `cpu` | which CPU a worker's zone is |
-//! | `dwell` | workers that are away for long |
+//! | `successor` | listeners that the next program inherits |
+//! | `cpu` | the CPU that a worker belongs to: its zone |
+//! | `dwell` | whether a worker that blocks in `accept` gets a queue of its own |
 //! | `accept` | the order of the queues |
+//! | `rivals` | accepting from a global socket that blocks |
 //! | `acceptor` | accepting without a local listen socket beside workers that have one |
 //! | `balance` | taking from the queues of busy or absent workers |
-//! | `handoff` | leaving in good order where nothing migrates |
-//! | `shared` | listeners that share their address by the program's own wish |
-//! | `reserve` | the reservation and the page, before the first worker |
-//! | `watch`, `watches` | epoll, and being told to look |
+//! | `handoff` | handing connections over at exit, where the kernel migrates none |
+//! | `shared` | listeners for which the program itself has set SO_REUSEPORT |
+//! | `reserve` | what a listener gets before its first worker: the page, and a socket that keeps the address |
+//! | `watch`, `watches` | waiting on global and local listen sockets together; which epoll instances and threads wait |
 //! | `poll` | poll |
 #![no_std]
 
@@ -34,6 +35,7 @@ pub mod listener;
 mod page;
 pub mod poll;
 mod reserve;
+mod rivals;
 pub mod shared;
 pub mod successor;
 pub mod watch;

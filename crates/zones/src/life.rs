@@ -1,4 +1,4 @@
-//! Which listeners have zones, and their life.
+//! Decides which listeners have zones, and follows their life.
 
 use crate::cow::Sparing;
 use crate::cpu::{self, Pin};
@@ -11,6 +11,7 @@ use crate::values;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_fdtable::ctl;
+use fsocket_proto::program;
 use fsocket_reuseport::listener::Shape;
 use fsocket_reuseport::reservation::{self};
 use fsocket_sys::{self as sys};
@@ -21,15 +22,17 @@ pub fn init(on: bool, pin: Pin) {
     ON.store(on, Ordering::Release);
 }
 
-/// The kernel's `listen` has succeeded.
+/// Called after the kernel's `listen` on `fd` has succeeded: gives the listener zones, if it may
+/// have them.
 pub fn listened(fd: i32) {
-    // (The monitor's first answer says whether the program may.)
-    if enabled() && (ctl::registry().is_none() || process::may_have_zones()) {
+    // (The registry says whether the program may. If it has not come yet, the library assumes
+    // so.)
+    if enabled() && (ctl::registry().is_none() || !process::is_told(program::NO_ZONES)) {
         listened_with(fd, None);
     }
 }
 
-/// `reservation`: it has one already, which the program before this one has made.
+/// `reservation`: the reservation that the previous program has made.
 pub(super) fn listened_with(fd: i32, reservation: Option<i32>) {
     let known = table::lookup(fd);
     if let Some(z) = known.and_then(of) {
@@ -64,64 +67,64 @@ pub(super) fn listened_with(fd: i32, reservation: Option<i32>) {
         },
     };
     if d.is_unconnected() {
-        // No SYN queues: the kernel's alone, but for us.
+        // The listener has no SYN queues, so the kernel serves it, except for zones.
         (watcher().leave_to_kernel)(d);
-        let mut t = [0u8; 16];
-        if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t) == Ok(16) {
-            let half = |at: usize| t[at..].first_chunk().map_or(0, |v| i64::from_ne_bytes(*v)).max(0) as u64;
-            d.options().set_receive_timeout(half(0).saturating_mul(1_000_000_000) + half(8) * 1000);
+        if let Ok(limit) = sys::time_option(fd, libc::SO_RCVTIMEO) {
+            d.options().set_receive_timeout(limit);
         }
         d.listen_in_kernel();
     }
     d.listening().set_zone(i as u32);
 }
 
-/// The last number of a listener is closed in this process, or `shutdown` ended
-/// the listening: no local listen socket may outlive that.
+/// The last descriptor of a listener is closed in this process, or `shutdown` has ended the
+/// listening: closes the local listen sockets, which must not outlive the global one.
 pub fn closed(d: &Desc) {
     if let Some(z) = d.listening().take_zone().and_then(|place| ZONED.get(place as usize)) {
         z.end();
     }
 }
 
-/// From now on this process accepts from the global listen socket only. False: it was
-/// the only one already.
+/// From now on this process accepts from the global listen socket only. False: this was so
+/// already.
 pub fn leave(d: &Desc, why: Reason) -> bool {
     let Some(z) = of(d).filter(|z| z.state() != state::OFF) else { return false };
     z.off(why);
     true
 }
 
-/// `shutdown` of a listener: for all processes that share it.
+/// Handles `shutdown` of a listener, which affects all processes that share the listener.
 pub fn shut(d: &Desc) {
     end_for_all(d, false);
     closed(d);
 }
 
-/// Somebody without the library is about to accept here, who sees the global listen socket only:
-/// there are no others any more, in all processes that share it, and what waits is there.
+/// A program without the library is about to accept here, and uses the global listen socket only.
+/// All processes that share the listener close their local sockets, and the kernel moves waiting
+/// connections to the global socket.
 pub fn pass_on(d: &Desc) {
     if end_for_all(d, true) {
         count(Reason::ZoneShared);
     }
 }
 
-/// `goes_on`: the global socket does. Whether there could be others.
+/// `goes_on`: the global socket stays open. Returns whether local sockets were possible.
 fn end_for_all(d: &Desc, goes_on: bool) -> bool {
     let Some((z, p)) = of(d).and_then(|z| Some((z, z.page()?))) else { return false };
     p.shut.store(1, Ordering::Release);
     if !z.is_shared() {
-        // Now: what waits there goes to the global one, and may end with it.
+        // The local sockets are closed now, because their connections move to the global socket
+        // and may have to end with it.
         z.leave_all();
         z.shut_others(p, goes_on);
     }
     !z.is_shared()
 }
 
-/// An option of a listener was set: the local ones follow.
+/// The program has set an option of a listener: the local sockets follow.
 pub fn option_set(d: &Desc, level: i32, name: i32) {
     let Some(z) = of(d) else { return };
-    // Keys cannot be read back from a socket.
+    // The kernel does not return the keys of a socket, so local sockets could not get them.
     const TCP_AO_ADD_KEY: i32 = 38;
     if level == libc::IPPROTO_TCP && matches!(name, libc::TCP_MD5SIG | TCP_AO_ADD_KEY) {
         z.off(Reason::ZoneOption);
@@ -135,7 +138,7 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
     z.changed();
 }
 
-/// Where another process of the fork group may have set options of a listener: what they are as of now.
+/// Another process of the fork group may have set options of a listener: reads their present values.
 pub fn follow_options(fd: i32, d: &Desc) {
     let Some(p) = of(d).and_then(|z| z.page()) else { return };
     let now = p.options.load(Ordering::Acquire);
@@ -146,7 +149,7 @@ pub fn follow_options(fd: i32, d: &Desc) {
     }
 }
 
-/// Would `getsockopt` tell of our SO_REUSEPORT?
+/// Would `getsockopt` show the SO_REUSEPORT that the library has set?
 pub fn hides(d: &Desc, level: i32, name: i32) -> bool {
     level == libc::SOL_SOCKET
         && name == libc::SO_REUSEPORT
@@ -154,7 +157,7 @@ pub fn hides(d: &Desc, level: i32, name: i32) -> bool {
             .is_some_and(|z| z.state() == state::READY && !z.is_shared() || z.reservation.load(Ordering::Relaxed) >= 0)
 }
 
-/// Before a fork: the child may become a worker.
+/// Called before a fork: prepares listeners, because the child may become a worker.
 pub fn prepare() {
     for z in used() {
         if z.state() == state::PLAIN {
@@ -163,7 +166,7 @@ pub fn prepare() {
     }
 }
 
-/// Has no listener of this process been looked at for zones?
+/// Has this process never had a listener with zones?
 pub fn is_unused() -> bool {
     USED.load(Ordering::Acquire) == 0
 }
@@ -173,7 +176,7 @@ pub fn any() -> bool {
     used().any(|z| z.state() == state::READY)
 }
 
-/// Is no listener of this process one that may have local listen sockets?
+/// Has this process no listener that may have local listen sockets?
 #[link_section = ".text.fsocket_start"]
 pub fn none() -> bool {
     used().all(|z| matches!(z.state(), state::FREE | state::OFF))
@@ -184,12 +187,12 @@ pub fn has_workers() -> bool {
     used().any(|z| z.is_active() || z.has_member())
 }
 
-/// The program ends: what waits for this worker is not lost with it.
+/// Called at exit: closes the local sockets, so that waiting connections move to other workers.
 pub fn at_exit() {
     used().for_each(Zoned::leave_all);
 }
 
-/// In a forked child: the parent's local listen sockets are not ours.
+/// In a forked child: the local listen sockets belong to the parent.
 pub fn become_child() {
     for z in used() {
         z.change.reset_after_fork();
@@ -216,7 +219,7 @@ pub fn become_child() {
     }
 }
 
-/// One of our descriptors got another number.
+/// A descriptor of the library got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |a: &Number| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     used().any(|z| {

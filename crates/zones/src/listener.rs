@@ -1,4 +1,5 @@
-//! A listener with zones: its state in this process, and that of its workers' local listen sockets.
+//! A listener with zones: its state in this process, and the state of its workers' local listen
+//! sockets.
 
 use super::dwell;
 use super::page::Page;
@@ -22,47 +23,49 @@ pub(super) const LOCALS: usize = 128;
 #[link_section = ".data.fsocket_start"]
 pub(super) static ON: AtomicBool = AtomicBool::new(false);
 
-/// Entries that were ever used.
+/// Number of entries that were ever used.
 #[link_section = ".data.fsocket_start"]
 pub(super) static USED: AtomicU32 = AtomicU32::new(0);
 
 pub(super) static ZONED: Pieces<Zoned, 1, MAX> = Pieces::new();
-// SAFETY: atomics, locks and numbers that begin as zeros, as `Number` says of itself.
+// SAFETY: the fields are atomics, locks and numbers, for which zero is valid.
 unsafe impl Zero for Zoned {}
 
-/// How far a listener has come.
+/// Stages of a listener.
 pub(super) mod state {
     pub const FREE: u32 = 0;
-    /// One process, one thread: nothing is done yet.
+    /// One process with one thread uses the listener, so nothing is prepared.
     pub const PLAIN: u32 = 1;
-    /// There is a reservation and a page: workers may join.
+    /// The listener has a reservation and a page, so workers may join.
     pub const READY: u32 = 2;
-    /// Not possible; the reason has been counted.
+    /// The listener has no zones, and the reason was counted.
     pub const OFF: u32 = 3;
 }
 
 /// A listener of this process.
 pub struct Zoned {
     pub(super) state: AtomicU32,
-    /// A number of the global listen socket.
+    /// A descriptor of the global listen socket.
     pub(super) fd: Number,
     pub(super) reservation: Number,
     /// Ends of a socket pair to receive from and to send to; see `handoff`.
     pub(super) handoff: [Number; 2],
     pub(super) page: AtomicPtr<Page>,
-    /// The monitor's number of the group; 0: not asked.
+    /// The monitor's number of the group; 0: not asked for yet.
     pub(super) group: AtomicU64,
-    /// Inherited by fork: using it makes this process a worker.
+    /// The process has inherited the listener by fork, so it becomes a worker when it uses the
+    /// listener.
     pub(super) inherited: AtomicBool,
-    /// The thread that used it first; while it is the only one it needs nothing.
+    /// The first thread that used the listener. While no other thread uses it, no local socket is
+    /// needed.
     pub(super) first: AtomicU64,
-    /// It has been counted that nobody knows how a worker waits.
+    /// [`Reason::ZoneUnseen`] has been counted: a worker accepts, and the library does not see where it waits.
     pub(super) unseen: AtomicBool,
-    /// Times that a local listen socket was given up, and when it was last.
+    /// How often a local listen socket was given up, and the time of the last one.
     pub(super) left: AtomicU32,
     pub(super) left_at: AtomicU64,
     pub(super) dwell: dwell::Dwell,
-    /// As far as the page's deaths were answered.
+    /// Value of the page's count of deaths up to which this process has handled them.
     pub(super) deaths: AtomicU32,
     pub(super) shared: Shared,
     pub(super) n: AtomicU32,
@@ -70,50 +73,52 @@ pub struct Zoned {
     pub(super) watches: List,
     pub(super) peers: Peers,
     pub(super) asked: Asked,
-    /// Protects changes, not reading.
+    pub(super) rivals: Rivals,
+    /// Held by threads that change the entry. Readers do not take it.
     pub(super) change: Lock<()>,
 }
 
 /// A worker's local listen socket.
 pub struct Local {
-    /// 0: free.
+    /// The worker's thread; 0: the entry is free.
     pub(super) thread: AtomicU64,
-    /// Of several threads that wait in its epoll instance the one that came last.
+    /// If several threads wait in the worker's epoll instance: the thread that came last.
     pub(super) delegate: AtomicU64,
     pub(super) fd: Number,
     pub(super) cpu: AtomicU32,
-    /// Place at the monitor; 0: none.
+    /// The worker's place in the monitor's group; 0: none.
     pub(super) place: AtomicU32,
-    /// Entry in the page.
+    /// Index of the worker in [`Page::entry`].
     pub(super) entry: AtomicU32,
     /// Generation of the global socket's options when they were copied.
     pub(super) options: AtomicU32,
-    /// Connections since the global queue was looked at, and after how many it is.
+    /// Connections since the last look at the global queue, and the interval between two looks
+    /// (in connections).
     pub(super) turns: AtomicU32,
     pub(super) every: AtomicU32,
-    /// When it was, in ticks.
+    /// Time of the last look at the global queue, in ticks.
     pub(super) turned: AtomicU64,
-    /// Connections since its queue was found empty.
+    /// Number of connections since the worker last found its queue empty.
     pub(super) since_empty: AtomicU32,
     /// No epoll instance watches the listener any more; see `watch`.
     pub(super) unwatched: AtomicBool,
-    /// Its thread waits in calls of ours, and is judged by its dwell time.
+    /// The thread waits in `accept` or `poll`, so its dwell time decides whether it keeps the
+    /// socket.
     pub(super) sleeping: AtomicBool,
-    /// Others of the group may steal from it, and it from them.
+    /// Other workers of the group may steal from it, and it may steal from them.
     pub(super) shared: AtomicBool,
-    /// Accepted from the own queue since the last turn of a busy zone.
+    /// Connections accepted from the own queue since the last turn of a busy zone.
     pub(super) fair: AtomicU32,
-    /// Since when its thread looks at the other queues, in ticks; 0: it does not.
+    /// Time since which the thread looks at other workers' queues, in ticks; 0: it does not.
     pub(super) peers_since: AtomicU64,
-    /// When it last did, in ticks.
+    /// Time of the thread's last look at other workers' queues, in ticks.
     pub(super) peers_looked: AtomicU64,
-    /// An epoll instance with all peers, for when its thread sleeps in `poll` or `accept`;
-    /// -1: none.
+    /// An epoll instance with all peers, for a thread that sleeps in `poll` or `accept`; -1: none.
     pub(super) inner: Number,
-    /// With which events and data it lies in an epoll instance, mixed.
+    /// Hash of the events and data with which the socket was last added to an epoll instance.
     pub(super) put: AtomicU64,
-    /// Instance out of which the application has taken the listener, but we not yet the
-    /// socket; -1: none.
+    /// Epoll instance from which the application has removed the listener, but the library has
+    /// not removed the local socket yet; -1: none.
     pub(super) lazy: Number,
 }
 
@@ -156,7 +161,7 @@ pub(super) fn used() -> impl Iterator<Item = &'static Zoned> {
     ZONED.first(USED.load(Ordering::Acquire) as usize).map(|(_, z)| z)
 }
 
-/// The descriptor's zoned listener, if it is one.
+/// The state of this descriptor's listener, if it has zones.
 #[inline(always)]
 pub fn of(d: &Desc) -> Option<&'static Zoned> {
     d.listening().zone().and_then(|place| ZONED.get(place as usize))
@@ -172,7 +177,7 @@ impl Zoned {
 
     pub(super) fn page(&self) -> Option<&'static Page> {
         let p = self.page.load(Ordering::Acquire);
-        // SAFETY: a mapping that is never taken away.
+        // SAFETY: the pointer leads to a mapping that is never removed.
         (!p.is_null()).then(|| unsafe { &*p })
     }
 
@@ -211,7 +216,7 @@ impl Zoned {
         }
     }
 
-    /// No zones for this listener in this process.
+    /// Ends the zones of this listener in this process.
     pub(super) fn off(&self, why: Reason) {
         if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
             count(why);
@@ -238,8 +243,8 @@ impl Zoned {
     }
 
     pub(super) fn free(&self) {
-        // The page stays mapped: a stale reader may still be in it. It is one
-        // page a listener that forked.
+        // The mapping of the page is not removed, because another thread may still read it. A
+        // listener that forked costs two pages.
         self.page.store(core::ptr::null_mut(), Ordering::Release);
         self.group.store(0, Ordering::Relaxed);
         self.inherited.store(false, Ordering::Relaxed);
@@ -252,61 +257,72 @@ impl Zoned {
         self.deaths.store(0, Ordering::Relaxed);
         self.watches.clear();
         self.peers.forget();
+        self.rivals.since.store(0, Ordering::Relaxed);
         self.state.store(state::FREE, Ordering::Release);
     }
 }
 
-/// Count a reason where the monitor sees it.
+/// Counts a reason in the arena, where the monitor sees it.
 pub(super) fn count(why: Reason) {
     socks::arena();
     stats::fall_back(why);
 }
 
-/// What is known of such a listener. Zero: it is none.
+/// State of a listener for which the program has set SO_REUSEPORT. Zero: the program has not.
 pub struct Shared {
-    /// The monitor's number of the address; stays through fork, to tell siblings.
+    /// The monitor's number of the address. A forked child keeps it, to recognize listeners at
+    /// the same address.
     pub(super) address: AtomicU64,
-    /// Of the worker in this process for which the socket itself is the local one.
+    /// The place of the worker that has this socket as its local one.
     pub(super) place: AtomicU32,
     pub(super) cpu: AtomicU32,
-    /// It has its place, but strangers were at the address, and we were not given the
-    /// program that selects: to be asked for again.
+    /// The socket has its place in the group, but foreign sockets were at the address, so the
+    /// monitor did not give its BPF program. The library has to ask for it again.
     pub(super) waits: AtomicBool,
-    /// What balance keeps of that worker, if it takes part. Its descriptor is the program's.
+    /// State of that worker for balancing, if it takes part. The program owns the worker's
+    /// descriptor.
     pub(super) worker: Local,
 }
 
-/// Peers, and those that are gone and not yet empty.
+/// Maximum number of peers. Sockets of exited workers count until they are empty.
 pub(super) const PEERS: usize = 2 * QUEUES;
 
 /// Another worker's local listen socket.
 pub(super) struct Sock {
     pub(super) fd: Number,
-    /// 0: free.
+    /// The place of the worker; 0: the entry is free.
     pub(super) place: AtomicU32,
     pub(super) gone: AtomicBool,
 }
 
-/// What a process knows of the balance of a listener.
+/// A process's state for the balance of a listener.
 pub struct Peers {
     pub(super) map: AtomicPtr<Balance>,
     pub(super) n: AtomicU32,
     pub(super) all: [Sock; PEERS],
-    /// Place of the last victim.
+    /// Place of the worker that was stolen from last.
     pub(super) last: AtomicU32,
-    /// Some may be gone.
+    /// Some workers may have exited.
     pub(super) orphans: AtomicBool,
 }
 
-/// How often the monitor is asked.
+/// Limits how often the monitor is asked for a waiting connection, and notes its refusal.
 pub struct Asked {
     pub(super) in_vain: AtomicU32,
     pub(super) at: AtomicU64,
-    /// It cannot tell.
+    /// The monitor has refused: it cannot say where connections wait.
     pub(super) refused: AtomicBool,
 }
 
-/// Add, or change what is there.
+/// Notes that a connection in the global queue was left to the threads that block there.
+pub struct Rivals {
+    /// Time since which the connection waits, ns; 0: none waits.
+    pub(super) since: AtomicU64,
+    /// How many blocked threads had returned at that time.
+    pub(super) out: AtomicU32,
+}
+
+/// Adds an entry, or changes an existing one.
 pub(super) fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
     match sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev)) {
         Err(e) if e.raw() == libc::EEXIST => sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(ev)),
@@ -321,7 +337,9 @@ pub(super) fn close(fd: &Number) {
     }
 }
 
-/// Where `accept` puts the peer's address.
+/// Where `accept` puts the peer's address. Both pointers are null or come from the program, as
+/// accept4(2) wants. The library never dereferences them: the kernel writes there, or a copy that
+/// returns EFAULT.
 #[derive(Clone, Copy)]
 pub struct Peer {
     pub addr: *mut libc::sockaddr,

@@ -1,57 +1,72 @@
-//! What the processes that share a listener by fork know of each other: a page
-//! made before the fork. Everybody in it runs the same program for the same user.
+//! A page of memory that the processes of a fork group share about one listener. It is made
+//! before the fork. All processes that have it run the same program for the same user.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use fsocket_sync::inside::Inside;
 use fsocket_sys as sys;
 
-/// Workers that are told apart; more have no entry and no CPU of their own.
+/// Number of workers with an entry. Further workers have no entry and no CPU of their own.
 pub const ENTRIES: usize = 448;
-/// How long somebody may hold the lock, nanoseconds.
+/// Number of threads that can block in the kernel's `accept` of the global socket. Further
+/// threads wait in `poll`.
+const BLOCKED: usize = 512;
+/// Length of the mapping, bytes.
+const LEN: usize = 8192;
+/// The longest time for which a process may hold the lock, in nanoseconds.
 const PATIENCE: u64 = 2_000_000_000;
 
 #[repr(C)]
 pub struct Page {
-    /// Pid of the process that opens the door, or that takes from the global
-    /// queue; 0: nobody.
+    /// Pid of the process that holds the lock: it opens the reservation, or takes from the global
+    /// queue. 0: none.
     lock: AtomicU32,
     /// Counts changes of the global socket's options.
     pub options: AtomicU32,
-    /// Those that have no place of their own in the table of options.
+    /// Socket options that the table of options has no place for.
     pub kept: fsocket_fdtable::table::Kept,
-    /// `shutdown` was called on it.
+    /// `shutdown` was called on the listener.
     pub shut: AtomicU32,
-    /// The monitor's program selects in the kernel's group, whether the monitor lives
-    /// or not.
+    /// The monitor's BPF program selects in the kernel's group. It does so even after the
+    /// monitor's end.
     pub selected: AtomicU32,
-    /// A process is told once and then asks again (EPOLLONESHOT), for which it has but the global socket. So its
-    /// processes of the fork group have no local ones, either: it would not see what comes there.
+    /// A process watches the listener with EPOLLONESHOT, and asks again after each event, for the
+    /// global socket only. It would not see connections of a local socket, so no process of its
+    /// fork group has local sockets.
     pub turns: AtomicU32,
-    /// Workers that were found dead.
+    /// Number of workers that were found dead.
     deaths: AtomicU32,
-    /// Workers in the classic selector's group, in the kernel's order.
+    /// Number of workers in the classic selector's group. `place` has them in the kernel's order.
     pub places: AtomicU32,
     /// Pid in the upper half, CPU + 1 in the lower; 0: free.
     pub entry: [AtomicU64; ENTRIES],
-    /// Entry + 1 of each place, the global socket's being 0 and not in here.
+    /// Entry + 1 of the worker at each place. Place 0 of the group is the global socket, which is
+    /// not in this array.
     pub place: [AtomicU32; 64],
+    /// Threads that block in the kernel's `accept` of the global socket. (They are in the second
+    /// page of memory, which is touched only if the global socket blocks.)
+    pub blocked: Blocked,
 }
 
-const _: () = assert!(core::mem::size_of::<Page>() <= 4096);
+/// Threads that block in one queue.
+pub type Blocked = Inside<BLOCKED>;
+
+const _: () = assert!(core::mem::size_of::<Page>() <= LEN);
 
 /// A new page, shared with every child.
 pub fn make() -> Option<*mut Page> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    sys::mmap(4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0).ok().map(|p| p as *mut Page)
+    sys::mmap(LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0).ok().map(|p| p as *mut Page)
 }
 
-fn is_alive(pid: u32) -> bool {
-    // SAFETY: signal 0 is none.
+/// `pid`: a process or a thread.
+pub(super) fn is_alive(pid: u32) -> bool {
+    // SAFETY: signal 0 is not sent; the call only checks whether the process exists.
     !matches!(unsafe { sys::raw(libc::SYS_kill, [pid as usize, 0, 0, 0, 0, 0]) },
         Err(e) if e.raw() == libc::ESRCH)
 }
 
 impl Page {
-    /// Waits for its turn; a holder that died or hangs is passed over.
+    /// Takes the lock. If the holder died or hangs, the lock is taken from it.
     pub fn lock(&self) -> Turn<'_> {
         let me = sys::getpid() as u32;
         let mut since = 0;
@@ -79,8 +94,15 @@ impl Page {
         }
     }
 
-    /// Enter the calling process as a worker. `choose` gets the number of live
-    /// workers on each CPU asked for and says which CPU it shall be.
+    /// Returns once the lock has been free at some moment during this call.
+    pub fn wait_until_free(&self) {
+        if self.lock.load(Ordering::SeqCst) != 0 {
+            drop(self.lock());
+        }
+    }
+
+    /// Enters the calling process as a worker. `choose` gets a function that counts the live
+    /// workers on a CPU, and returns a CPU.
     pub fn enter(&self, choose: impl FnOnce(&dyn Fn(u32) -> u32) -> u32) -> (Option<u32>, u32) {
         self.deaths();
         let on = |cpu: u32| self.entry.iter().filter(|e| e.load(Ordering::Relaxed) as u32 == cpu + 1).count() as u32;
@@ -91,7 +113,8 @@ impl Page {
         (free.map(|i| i as u32), cpu)
     }
 
-    /// Frees the entries of workers that have died. How many have, ever.
+    /// Frees the entries of dead workers. Returns how many workers have died since the page was
+    /// made.
     pub fn deaths(&self) -> u32 {
         for e in &self.entry {
             let v = e.load(Ordering::Relaxed);
@@ -105,23 +128,23 @@ impl Page {
         self.deaths.load(Ordering::Acquire)
     }
 
-    /// Free an entry; its place stays until the socket is closed.
+    /// Frees an entry. Its place stays until the socket is closed.
     pub fn exit(&self, entry: u32) {
         if let Some(e) = self.entry.get(entry as usize) {
             e.store(0, Ordering::Release);
         }
     }
 
-    /// Is there any worker?
+    /// Is there a worker?
     pub fn any(&self) -> bool {
         self.entry.iter().any(|e| e.load(Ordering::Relaxed) != 0)
     }
 
-    /// The kernel has put a new socket at the end of the group.
+    /// The kernel has put a new socket at the end of the group: gives it a place.
     pub fn add_place(&self, entry: u32) {
         let n = self.places.load(Ordering::Relaxed) as usize;
-        // First those whose worker has died: the kernel has closed their gap
-        // with the last one each.
+        // Places of dead workers are removed first: the kernel has filled each gap with the last
+        // socket.
         let mut k = 0;
         while k < (self.places.load(Ordering::Relaxed) as usize).min(self.place.len()) {
             let e = self.place[k].load(Ordering::Relaxed);
@@ -139,7 +162,7 @@ impl Page {
         }
     }
 
-    /// The socket of an entry has left the kernel's group.
+    /// The socket of an entry has left the kernel's group: removes its place.
     pub fn remove_place(&self, entry: u32) {
         let n = (self.places.load(Ordering::Relaxed) as usize).min(self.place.len());
         if let Some(k) = self.place[..n].iter().position(|p| p.load(Ordering::Relaxed) == entry + 1) {
@@ -153,7 +176,7 @@ impl Page {
         self.places.store(last as u32, Ordering::Relaxed);
     }
 
-    /// Place in the kernel's group of a worker on this CPU.
+    /// The place of a worker on this CPU in the kernel's group.
     pub fn place_of(&self, cpu: u32) -> Option<u32> {
         let n = (self.places.load(Ordering::Relaxed) as usize).min(self.place.len());
         let on_cpu = |p: &AtomicU32| {
@@ -171,7 +194,7 @@ pub struct Turn<'a>(&'a Page);
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let me = sys::getpid() as u32;
-        // Not ours any more: it took us too long.
+        // The lock may belong to another process by now, because this one took too long.
         let _ = self.0.lock.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
     }
 }

@@ -3,11 +3,11 @@
 use super::listener::{of, used, Zoned};
 use super::{balance, enabled, How};
 use crate::table;
-use crate::wait::{self, Deadline};
+use crate::wait::{self, Call, Deadline, Mask, Sleep, Source};
 use fsocket_sys::Result;
 
-/// The local listen socket, and two other descriptors or -1, to be polled beside
-/// descriptor `fd`; the thread becomes a worker if it is time.
+/// The local listen socket and two more descriptors (or -1) to poll together with the listener
+/// `fd`. The calling thread becomes a worker if the conditions hold.
 fn beside(fd: i32, events: i16) -> Option<(&'static Zoned, [i32; 3])> {
     if events & (libc::POLLIN | libc::POLLRDNORM) == 0 {
         return None;
@@ -23,13 +23,13 @@ fn beside(fd: i32, events: i16) -> Option<(&'static Zoned, [i32; 3])> {
 /// Extra entries for `poll`.
 pub const EXTRA: usize = 16;
 
-/// Local listen sockets beside those in `fds`: (index, descriptor).
+/// Local listen sockets to poll together with those in `fds`: (index in `fds`, descriptor).
 pub struct Beside {
     pub n: usize,
     pub at: [(usize, i32); EXTRA],
     /// The call may sleep.
     sleeps: bool,
-    /// Which of them stands for the peers of a listener; see `balance`.
+    /// Marks the entries that stand for the peers' queues of a listener; see `balance`.
     peers: [Option<&'static Zoned>; EXTRA],
 }
 
@@ -60,7 +60,7 @@ impl Beside {
         b
     }
 
-    /// Before a sleep: what is to be polled for the peers by now.
+    /// Called before a sleep: sets the descriptors that now stand for the peers' queues.
     pub fn arm(&self, extra: &mut [libc::pollfd]) {
         for (z, e) in self.peers[..self.n].iter().zip(extra) {
             if let Some(z) = z {
@@ -70,15 +70,9 @@ impl Beside {
     }
 }
 
-/// `poll` where nothing but local listen sockets is ours. None: not even those.
-///
-/// # Safety
-/// `mask` is null or a signal mask.
-pub unsafe fn poll(
-    fds: &mut [libc::pollfd],
-    timeout_ns: Option<u64>,
-    mask: *const libc::sigset_t,
-) -> Option<Result<usize>> {
+/// `poll` for a process in which the library has only local listen sockets. None: `fds` has none
+/// of them, either.
+pub fn poll(fds: &mut [libc::pollfd], timeout_ns: Option<u64>, mask: Mask) -> Option<Result<usize>> {
     const WATCHES: usize = 256;
     let b = Beside::of(fds, timeout_ns != Some(0));
     if b.n == 0 || fds.len() + EXTRA + wait::BESIDE > WATCHES {
@@ -98,10 +92,10 @@ pub unsafe fn poll(
         balance::before_sleep();
         let left = match core::mem::take(&mut asks) {
             true => Some(0),
-            false => balance::cut(deadline.left()),
+            false => deadline.left(),
         };
-        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
-        if let Err(e) = unsafe { wait::sleep(&mut all[..used], None, left, mask) } {
+        let source = Source::Set { fds: &mut all[..used], sleeper: None, mask };
+        if let Err(e) = wait::sleep(source, Sleep::of(Call::Zones, left)) {
             return Some(Err(e));
         }
         wait::heed(&all[..used]);
@@ -116,8 +110,8 @@ pub unsafe fn poll(
     }
 }
 
-/// What the local sockets say, into the entries of the global ones. `extra`: as
-/// the kernel has filled it.
+/// Copies readiness of the local sockets to the entries of the global ones. `extra`: the entries
+/// of the local sockets, as the kernel has filled them.
 pub fn fold(fds: &mut [libc::pollfd], b: &Beside, extra: &[libc::pollfd]) {
     const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
     for ((&(i, _), e), peers) in b.at[..b.n].iter().zip(extra).zip(b.peers) {

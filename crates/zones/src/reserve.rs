@@ -11,7 +11,7 @@ use fsocket_reuseport::reservation::{self, ReuseWindow};
 use fsocket_sys::{self as sys, Errno};
 
 impl Zoned {
-    /// The reservation and the page, which children inherit.
+    /// Makes the reservation and the page, which children inherit.
     pub(super) fn make_ready(&self) {
         let Ok(_l) = self.change.lock() else { return };
         if self.state() != state::PLAIN {
@@ -19,7 +19,7 @@ impl Zoned {
         }
         let fd = self.fd.load(Ordering::Relaxed);
         if self.is_shared() {
-            // The program wants its address shared: there is nothing to reserve.
+            // The program lets others use its address, so there is nothing to reserve.
             if let Some(p) = page::make() {
                 self.page.store(p, Ordering::Release);
                 self.state.store(state::READY, Ordering::Release);
@@ -74,7 +74,7 @@ impl Zoned {
     }
 }
 
-/// What a failure is called.
+/// Maps an error to the reason that is counted.
 pub(super) fn reason(e: Errno) -> Reason {
     match e.raw() {
         libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Reason::ZoneDenied,

@@ -1,13 +1,13 @@
-//! Listeners for which the program itself has set SO_REUSEPORT (nginx `reuseport`,
-//! haproxy by default): it may have several listen sockets on one address, and other
-//! processes may add theirs.
+//! Listeners for which the program itself has set SO_REUSEPORT (nginx with `reuseport`, haproxy
+//! by default). The program may have several listen sockets at one address, and other processes
+//! may add theirs.
 //!
-//! Where every worker has a listen socket of its own already, that one is its local
-//! listen socket: the monitor's program selects it for the CPU to which the worker is
-//! pinned, and otherwise leaves the choice to the kernel's hash, as it was. Nothing is
-//! made, and nothing costs a system call a connection. A socket that several
-//! workers share gets local ones beside it, as any listener does. There is no door to
-//! close: the program wants its address shared. See ADR 24.
+//! If every worker already has a listen socket of its own, this socket is its local one. The
+//! monitor's BPF program selects it for the CPU to which the worker is pinned. For an unpinned
+//! worker the kernel's hash selects, as without the library. The library makes no socket, and a
+//! connection costs no further system call. If several workers share a socket, the library makes
+//! local sockets beside it, as for any listener. There is no reservation, because the program
+//! lets others use its address. See ADR 24.
 
 use super::listener::Peer;
 use super::listener::{count, state, used, Local, Shared, Zoned};
@@ -20,13 +20,13 @@ use fsocket_proto::{answer, request};
 use fsocket_reuseport::classic;
 use fsocket_sys::{Errno, Result};
 
-/// The program selects among its sockets by a program of its own.
+/// The program has attached a BPF program of its own, which selects among its sockets.
 static OWN_SELECTOR: AtomicBool = AtomicBool::new(false);
 
-/// Values of [`Shared::place`] that are no places.
+/// Values of [`Shared::place`] that mean no place.
 const NONE: u32 = 0;
 const REFUSED: u32 = u32::MAX;
-/// An address that the monitor has not been told yet.
+/// An address that the monitor does not know yet.
 const UNANNOUNCED: u64 = u64::MAX;
 
 impl Shared {
@@ -43,7 +43,7 @@ impl Shared {
         self.worker.shared.load(Ordering::Relaxed) && self.worker.shared.swap(false, Ordering::AcqRel)
     }
 
-    /// In a forked child: the place is the parent's.
+    /// In a forked child: the place belongs to the parent, so the child has none.
     pub fn become_child(&self) {
         self.place.put(NONE);
         self.waits.put(false);
@@ -56,7 +56,7 @@ impl Shared {
     }
 }
 
-/// Is the option a selector of the program's own?
+/// Does this socket option attach a BPF program that selects among sockets?
 #[inline]
 pub fn is_selector(level: i32, name: i32) -> bool {
     const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
@@ -64,7 +64,7 @@ pub fn is_selector(level: i32, name: i32) -> bool {
     level == libc::SOL_SOCKET && matches!(name, SO_ATTACH_REUSEPORT_CBPF | SO_ATTACH_REUSEPORT_EBPF)
 }
 
-/// The program has set such an option: it is left alone.
+/// The program has set such an option, so the library does not touch its sockets.
 #[cold]
 pub fn selects_itself() {
     if !OWN_SELECTOR.swap(true, Ordering::Relaxed) {
@@ -81,15 +81,16 @@ impl Zoned {
         self.shared.address() != 0
     }
 
-    /// The program listens on a socket that shares its address: the monitor is told,
-    /// so that it knows all sockets of the address. False: left as it is.
+    /// Announces to the monitor that the program listens on a socket that shares its address. The
+    /// monitor has to know all sockets at the address. False: the listener gets no zones.
     pub(super) fn announce(&self, fd: i32) -> bool {
         if OWN_SELECTOR.load(Ordering::Relaxed) {
             return false;
         }
         ctl::wanted();
         match self.ask_group(fd, true) {
-            // While strangers are there the group is asked for again at times.
+            // While foreign sockets are at the address, the library asks for the group again at
+            // times.
             Ok((id, _)) => self.shared.address.store(id, Ordering::Relaxed),
             Err(_) if ctl::may_come() => self.shared.address.store(UNANNOUNCED, Ordering::Relaxed),
             Err(_) => return false,
@@ -97,8 +98,8 @@ impl Zoned {
         true
     }
 
-    /// Enters the monitor's group of `fd`, and has its program select there. The
-    /// group's number, and whether it does.
+    /// Asks the monitor for the group of `fd`, and attaches the BPF program that the monitor
+    /// sends. Returns the group's number, and whether a program selects.
     pub(super) fn ask_group(&self, fd: i32, shared: bool) -> Result<(u64, bool)> {
         let (answer::Group { group }, program) = ctl::request(request::Group { own: shared }, Some(fd))?;
         let Some(program) = program else { return Ok((group, false)) };
@@ -110,10 +111,10 @@ impl Zoned {
         Ok((group, true))
     }
 
-    /// Enters the monitor's group of the program's own socket. While strangers are there
-    /// nobody selects; but who is a stranger may be a sibling that has not been
-    /// announced yet, and then it brings the program. So the place is taken at once:
-    /// its worker may sleep where nobody can tell it to ask again.
+    /// Enters the monitor's group with the program's own socket. While foreign sockets are at the
+    /// address, no BPF program selects. A foreign socket may belong to a sibling that has not
+    /// announced it yet; the sibling then gets the program. This process takes its place at once
+    /// all the same, because later its worker may sleep where no message can make it ask again.
     fn enter_own_group(&self, fd: i32) -> Result<()> {
         let (id, selects) = self.ask_group(fd, true)?;
         self.group.store(id, Ordering::Relaxed);
@@ -124,8 +125,8 @@ impl Zoned {
         Ok(())
     }
 
-    /// Strangers may have gone: the program that selects, if it was not to be had. One socket
-    /// of the address is enough, and any thread may do it.
+    /// Asks for the selecting program again if it was missing, because foreign sockets may have
+    /// gone. One socket of the address is enough, and any thread may do this.
     pub(super) fn ask_for_program(&self) {
         if self.shared.waits.load(Ordering::Relaxed) {
             let got = self.ask_group(self.fd.load(Ordering::Relaxed), true);
@@ -133,8 +134,8 @@ impl Zoned {
         }
     }
 
-    /// Is the program's own socket all that the calling thread needs? It then is its
-    /// local one from here on, if the thread is pinned.
+    /// Does the calling thread need only the program's own socket, and no local one beside it? If
+    /// the thread is pinned, the program's socket counts as its local socket from now on.
     #[inline]
     pub(super) fn is_member(&self, fd: i32) -> bool {
         if !self.is_shared() || self.state() == state::OFF || self.is_active() {
@@ -152,14 +153,14 @@ impl Zoned {
                 }
             }
             (false, NONE | REFUSED) | (true, _) => {}
-            // A second worker waits on it: they get local ones.
+            // A second worker waits on this socket, so both get local sockets.
             (false, _) => self.leave_membership(),
         }
-        // Another thread may have become one meanwhile.
+        // Another thread may have made a local socket meanwhile.
         mine && !self.is_active()
     }
 
-    /// Has this process, or had its parent, other sockets on the same address?
+    /// Has this process (or had its parent) other sockets at the same address?
     fn has_siblings(&self) -> bool {
         let address = self.shared.address();
         used().filter(|z| z.shared.address() == address).nth(1).is_some()
@@ -168,7 +169,7 @@ impl Zoned {
     #[cold]
     fn become_member(&self, fd: i32) {
         let Ok(_l) = self.change.lock() else { return };
-        // Another thread may have got a local one meanwhile, and would not look here again.
+        // Another thread may have made a local socket meanwhile, and would not check again.
         if self.shared.place.load(Ordering::Relaxed) != NONE || self.is_active() {
             return;
         }
@@ -184,7 +185,8 @@ impl Zoned {
         }
     }
 
-    /// The place, if the thread is pinned (or may be) and the monitor has one.
+    /// Takes a place in the monitor's group. Fails if the thread is not pinned (and may not be
+    /// pinned), or if the monitor has no place.
     fn enter(&self, fd: i32) -> core::result::Result<u32, Reason> {
         let pinned = cpu::pinned(Who::me().tid);
         let assigned = cpu::assigned(self.inherited.load(Ordering::Relaxed));
@@ -220,12 +222,12 @@ impl Zoned {
         }
     }
 
-    /// Is the program's own socket some worker's local one?
+    /// Is the program's own socket the local socket of a worker?
     pub(super) fn has_member(&self) -> bool {
         !matches!(self.shared.place.load(Ordering::Relaxed), NONE | REFUSED)
     }
 
-    /// [`Zoned::announce_again`] for it.
+    /// [`Zoned::announce_again`] for the program's own socket.
     pub(super) fn enter_again(&self, fd: i32) {
         let cpu = self.shared.cpu.load(Ordering::Relaxed);
         let entered = self.enter_own_group(fd).and_then(|()| ctl::request(self.local(Some(cpu)), Some(fd)));
@@ -236,8 +238,8 @@ impl Zoned {
         }
     }
 
-    /// Others of the fork group may steal from the program's own socket, and its worker from
-    /// theirs.
+    /// Lets other workers of the fork group steal from the program's own socket, and its worker
+    /// from theirs.
     fn share_member(&self, fd: i32, place: u32, thread: u64) {
         self.map_balance();
         let l = &self.shared.worker;
@@ -250,27 +252,27 @@ impl Zoned {
         self.share(l);
     }
 
-    /// The worker for which the program's own socket is the local one, if others may steal
-    /// from it.
+    /// The worker that has the program's own socket as its local one, if others may steal from
+    /// it.
     pub(super) fn member(&self) -> Option<&Local> {
         let l = &self.shared.worker;
         l.shared.load(Ordering::Acquire).then_some(l)
     }
 
-    /// The calling thread as such a worker.
+    /// As [`Zoned::member`], if that worker is the calling thread.
     pub(super) fn own_member(&self) -> Option<&Local> {
         self.member().filter(|l| l.thread.load(Ordering::Relaxed) == process::thread())
     }
 
-    /// Those in this process that have other sockets of the same address.
+    /// Workers of this process that have other sockets at the same address.
     pub(super) fn sibling_members<'a>(&'a self, l: &'a Local) -> impl Iterator<Item = &'static Local> + 'a {
         let address = self.shared.address();
         let siblings = used().filter(move |z| address != 0 && z.shared.address() == address);
         siblings.filter_map(Zoned::member).filter(move |o| !core::ptr::eq(*o, l))
     }
 
-    /// `accept` on the program's own socket; peers when that has nothing, or a busy one's
-    /// turn has come.
+    /// `accept` on the program's own socket. Tries the peers' queues if its own queue is empty,
+    /// or if it is the turn of a busy peer.
     pub(super) fn accept_member(&self, fd: i32, peer: Peer) -> Result<i32> {
         let Some(l) = self.own_member() else { return peer.accept(fd).inspect(|n| self.member_took(*n)) };
         if let Some(r) = self.take_for_balance(l, peer) {
@@ -286,7 +288,7 @@ impl Zoned {
                 self.member_took(n);
                 Ok(n)
             }
-            // It does not block.
+            // The socket is non-blocking.
             Err(Errno::EAGAIN) => {
                 l.had(false);
                 self.take_from_peers(peer).unwrap_or(Err(Errno::EAGAIN))
@@ -301,8 +303,9 @@ impl Zoned {
         pool::kernel_allocated(n);
     }
 
-    /// `wait`: until the monitor has closed its descriptor of the socket, so that the address
-    /// is free when the program has closed the listener.
+    /// Tells the monitor that a worker has left its place. `wait`: returns only after the monitor
+    /// has closed its own descriptor of the socket, so that the address is free once the program
+    /// has closed the listener.
     pub(super) fn tell_left(&self, place: u32, wait: bool) {
         let m = request::Left { group: self.group.load(Ordering::Relaxed), place };
         if !wait || matches!(ctl::request(m, None), Err(Errno::EAGAIN)) {
@@ -310,13 +313,13 @@ impl Zoned {
         }
     }
 
-    /// Others have joined or gone: who was refused may ask again.
+    /// Other sockets have joined or left the address, so a refused worker may ask again.
     pub(super) fn ask_again(&self) {
         let _ = self.shared.place.compare_exchange(REFUSED, NONE, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// A connection was accepted from the program's own socket, which may be a local
-    /// one.
+    /// Counts a connection that was accepted from the program's own socket, which may count as a
+    /// local socket.
     pub(super) fn count_member(&self) {
         if !self.is_shared() {
             return;

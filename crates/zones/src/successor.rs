@@ -1,9 +1,9 @@
-//! Listeners that go on in another program: binary upgrades, socket activation.
+//! Listeners that the next program inherits: binary upgrades, socket activation.
 //!
-//! The reservation (ADR 17) goes along to a program that will load the library, so that
-//! its workers can join as those before them did; their local listen sockets are in
-//! the same group of the kernel's and of the monitor's. Without it they could not:
-//! the reservation keeps the address closed as long as the program before lives.
+//! The reservation (ADR 17) is inherited together with the listener if the next program will load
+//! the library. So its workers can join as before, with local listen sockets in the same group of
+//! the kernel and of the monitor. If only the previous program had the reservation, they could
+//! not join, because the reservation closes the address to others as long as that program lives.
 
 use super::life::listened_with;
 use super::listener::{enabled, state, used};
@@ -13,11 +13,13 @@ use fsocket_reuseport::listener::{reuse_port_of, Shape};
 use fsocket_reuseport::reservation;
 use fsocket_sys as sys;
 
-/// Own descriptors that are looked at for a reservation.
+/// Number of descriptors that are searched for a reservation, from the first number of the
+/// library's own range.
 const LOOK: i32 = 256;
 
-/// The next program loads the library: reservations survive `exec` with their listeners.
-/// Without it they would keep the address from others. `survives`: does it inherit this descriptor?
+/// Called before `exec` of a program that will load the library: reservations survive with their
+/// listeners. (In a program without the library they would keep the address from others.)
+/// `survives`: does the next program inherit this descriptor?
 pub fn before_exec(survives: impl Fn(i32) -> bool) {
     for z in used().filter(|z| survives(z.fd.load(Ordering::Relaxed))) {
         set_flags(z.reservation.load(Ordering::Relaxed), 0);
@@ -29,7 +31,7 @@ pub fn any(survives: impl Fn(i32) -> bool) -> bool {
     used().any(|z| z.state() != state::FREE && survives(z.fd.load(Ordering::Relaxed)))
 }
 
-/// They do not go further than that: `exec` has failed, or was a child's.
+/// Reservations must not survive a later `exec`: this `exec` has failed, or a child did it.
 pub fn after_exec() {
     for z in used() {
         set_flags(z.reservation.load(Ordering::Relaxed), libc::FD_CLOEXEC as usize);
@@ -42,16 +44,16 @@ fn set_flags(reservation: i32, flags: usize) {
     }
 }
 
-/// This program has inherited the listening socket `fd`, whoever has made it: as if
-/// it had called `listen`.
+/// This program has inherited the listening socket `fd`, from a program with or without the
+/// library. The listener is handled as if this program had called `listen`.
 pub fn inherited(fd: i32) {
     if enabled() {
         listened_with(fd, reservation_of(fd));
     }
 }
 
-/// The reservation that came with the listener: bound to the same address, not listening, and
-/// closed to others.
+/// Finds the reservation that was inherited with the listener: a socket bound to the same
+/// address, not listening, and closed to others.
 fn reservation_of(fd: i32) -> Option<i32> {
     if !reservation::is_open_anyway(fd) {
         return None;

@@ -1,8 +1,8 @@
 //! Waiting for connections on global and local listen sockets together.
 //!
-//! A local listen socket lies in the kernel's epoll instance beside the global
-//! one, with the same events and the same data: whoever waits there, by whatever
-//! call, is told. Both ready at once are reported as one by our `epoll_wait`.
+//! The kernel's epoll instance contains the local listen socket beside the global one, with the
+//! same events and data. So every thread that waits in the instance sees both, by whatever call
+//! it waits. If both are ready at once, the library's `epoll_wait` reports one event.
 
 use super::listener::{count, of, put, state, used, Local, Zoned};
 use super::watches::{Watch, Who, IN};
@@ -16,27 +16,29 @@ use fsocket_sys::{self as sys};
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// The threads that wait in an epoll instance, as far as they are known.
+/// The threads that wait in an epoll instance, as far as the library knows.
 #[derive(Clone, Copy)]
 pub enum Waits {
-    /// Nobody has so far: who adds the listener need not be who will ([`belongs`]), and may never wait.
+    /// No thread has waited so far. The thread that adds the listener need not be the one that waits
+    /// ([`belongs`]), and may never wait.
     Nobody,
     /// One thread, and not the calling one.
     Other(Who),
-    /// The calling one, or several.
+    /// The calling thread, or several.
     Me,
 }
 
-/// The kernel has done `epoll_ctl(ep, op, fd, ev)` for the global listen socket:
-/// the local one follows. True: it is watched there, or may be later.
+/// The kernel has done `epoll_ctl(ep, op, fd, ev)` for the global listen socket; this function
+/// does the same for the local one. True: `ep` watches a local socket, or may do so later.
 pub fn followed((ep, waits): (i32, Waits), op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
     let Some(z) = of(d) else { return false };
     let waiter = if let Waits::Other(who) = waits { Some(who) } else { None };
     let whose = || z.watches.find(ep, fd).map_or_else(process::thread, Watch::thread);
     match (op, ev) {
         _ if z.state() == state::OFF => false,
-        // Nothing lies beside it: only to be told when connections have moved. Noted
-        // first, so that another thread that comes now finds this one.
+        // The program's own socket is the local one, so no second socket is watched. The entry is
+        // noted to make the instance look again after connections have moved. It is noted before
+        // `is_member`, so that another thread that comes now finds this thread.
         (_, Some(ev))
             if op != libc::EPOLL_CTL_DEL && z.is_shared() && z.watches.note(ep, fd, ev, None) && z.is_member(fd) =>
         {
@@ -56,7 +58,7 @@ pub fn followed((ep, waits): (i32, Waits), op: i32, fd: i32, d: &Desc, ev: Optio
             false
         }
         (_, Some(ev)) if ev.events & ONESHOT != 0 => {
-            // Two sockets would fire twice.
+            // With EPOLLONESHOT, two sockets would report two events instead of one.
             z.off(Reason::ZoneTurns);
             if let Some(page) = z.page() {
                 page.turns.store(1, Ordering::Release);
@@ -74,17 +76,18 @@ pub fn followed((ep, waits): (i32, Waits), op: i32, fd: i32, d: &Desc, ev: Optio
     }
 }
 
-/// `who`, the calling thread, is the first to wait in `ep`: so the listeners in it are its, and it becomes a
-/// worker, whoever has added them. (Apache's main thread does, before there is the thread that waits; with one
-/// listener that one is in `accept` instead, and nobody ever waits in the instance.)
+/// The calling thread `who` is the first to wait in `ep`. So it becomes the worker of the
+/// listeners in `ep`, whichever thread has added them. (In Apache the main thread adds them
+/// before the waiting thread exists. With a single listener Apache waits in `accept` instead, and
+/// no thread ever waits in the instance.)
 pub fn belongs(ep: i32, who: Who) {
     for z in used() {
         z.belongs(ep, who);
     }
 }
 
-/// The calling thread is one of several that wait in `ep`, and is awake: what the worker is told,
-/// and what it would look at, is this thread's to look at. The others may be busy for long.
+/// The calling thread is one of several that wait in `ep`, and is awake. So it handles the
+/// worker's messages and looks at the queues; the other threads may be busy for long.
 pub fn deputize(ep: i32) {
     let me = process::thread();
     for z in used() {
@@ -113,7 +116,8 @@ impl Zoned {
         }
     }
 
-    /// The local listen socket of `from`, who has added the listener to `ep`, which is `who`'s.
+    /// Moves the local listen socket `l` to the thread `who`, which waits in the instance `ep`.
+    /// The thread `from` has added the listener there.
     fn belongs_to(&self, l: &Local, ep: i32, from: u64, who: Who) {
         let needed = l.sleeping.load(Ordering::Relaxed) || self.watches.active().any(|w| w.thread() == from);
         let zone = super::cpu::pinned(who.tid).unwrap_or(l.cpu.load(Ordering::Relaxed));
@@ -151,12 +155,12 @@ impl Zoned {
         true
     }
 
-    /// A worker that was the only one when it began to watch the listener, and is
-    /// not any more.
+    /// Makes the calling thread a worker. It was alone when it began to watch the listener, and
+    /// no longer is.
     pub(super) fn late(&self, fd: i32) {
         let me = process::thread();
         let own = |w: &&Watch| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0;
-        // Of several sockets of the program's own, a worker uses one.
+        // If the program has several sockets at one address, a worker uses only one of them.
         if self.is_shared() && (self.watches.iter().find(own).is_none() || self.is_member(fd)) {
             return;
         }
@@ -171,15 +175,16 @@ impl Zoned {
         }
     }
 
-    /// `ep` does not watch the listener any more, for which `thread` waited there. If nobody does,
-    /// the own queue must not fill; but the application may only be changing its place among
-    /// those that wait (nginx does, every 16 connections), so that is decided when
-    /// the thread goes to sleep. If that is another one, it may be asleep already.
+    /// `ep` does not watch the listener any more; `thread` waited there. If no instance of that
+    /// thread watches the listener, its local queue must not fill. But the application may only
+    /// be changing its place in the kernel's wait list (nginx does so every 16 connections). So
+    /// the decision is made when the thread goes to sleep. If another thread made the change,
+    /// `thread` may be asleep already.
     fn unwatched(&self, ep: i32, thread: u64, exclusive: bool) {
         let Some(l) = self.local_of(thread) else { return };
         let mine = thread == process::thread();
         if exclusive && mine && self.balance_of(l).is_some() && self.locals().count() == 1 {
-            // It would lose its place as the first to be woken for its own queue.
+            // If removed, the socket's worker would no longer be first in the socket's wait list.
             l.lazy.store(ep, Ordering::Relaxed);
         } else {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
@@ -199,18 +204,19 @@ impl Zoned {
     }
 }
 
-/// Some thread has a local listen socket that it does not watch, or another monitor is looked
-/// for or found.
+/// Set if a thread has a local listen socket that it does not watch, if the library looks for a
+/// new monitor, or if it has found one.
 static UNWATCHED: AtomicBool = AtomicBool::new(false);
-/// There is another monitor, which knows our local listen sockets by its predecessor's word.
+/// A new monitor has come, which has the local listen sockets only from its predecessor's table.
 static ANOTHER: AtomicBool = AtomicBool::new(false);
 
-/// The monitor has died, and another one may come.
+/// Call this when the monitor has died: each thread then checks before its next sleep whether a
+/// new monitor has come.
 pub fn look_before_sleep() {
     UNWATCHED.store(true, Ordering::Release);
 }
 
-/// It has.
+/// A new monitor has come.
 pub fn another_monitor() {
     ANOTHER.store(true, Ordering::Release);
     UNWATCHED.store(true, Ordering::Release);
@@ -250,16 +256,16 @@ fn announce_again() {
     }
 }
 
-/// Is this the data of a listener that can be ready twice?
+/// Does this event data belong to a listener that can be ready in two sockets?
 pub fn is_double(data: u64) -> bool {
     used().any(|z| z.is_active() && z.watches.iter().any(|w| w.data.load(Ordering::Relaxed) == data))
 }
 
-/// We were told to look, by whatever call read the message, and what follows from it is
-/// not done yet.
+/// The monitor has sent a message that asks for a look at the listeners. Any call may have read
+/// the message, and no thread has looked yet.
 static LOOK_ASKED: AtomicBool = AtomicBool::new(false);
 
-/// [`late`], if we were told to look.
+/// Calls [`late`], if the monitor has asked for a look.
 #[inline(always)]
 pub fn look_if_asked() {
     if LOOK_ASKED.load(Ordering::Relaxed) {
@@ -267,8 +273,8 @@ pub fn look_if_asked() {
     }
 }
 
-/// Workers elsewhere have joined or gone while the calling thread slept in an
-/// epoll instance: it joins now, if it watches a listener.
+/// Other workers have joined or left while the calling thread slept in an epoll instance. If the
+/// thread watches a listener, it becomes a worker now.
 pub fn late() {
     catch_up(true);
 }
@@ -289,8 +295,8 @@ fn catch_up(slept: bool) {
     }
 }
 
-/// Connections have moved between listen sockets, and the kernel wakes nobody
-/// for it: have every instance look again.
+/// Connections have moved between listen sockets, for which the kernel wakes no thread. So every
+/// epoll instance with such a listener must check again.
 pub fn look(group: u64) {
     for z in used().filter(|z| {
         let g = z.group.load(Ordering::Relaxed);
@@ -303,7 +309,8 @@ pub fn look(group: u64) {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
             let ev = w.event();
             again(ep, fd, &ev);
-            // Nothing moves to a local one; and a shared one would lose its place.
+            // (A socket that other workers share is left alone: nothing moves to it, and its
+            // worker would lose its first place in the wait list.)
             for l in z.locals().filter(|l| !l.shared.load(Ordering::Relaxed)) {
                 if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None).is_ok() {
                     let _ = put(ep, l.fd(), &ev);
@@ -313,8 +320,8 @@ pub fn look(group: u64) {
     }
 }
 
-/// The monitor has died, and nobody says when a worker dies: look oneself, also for
-/// another monitor.
+/// The monitor has died, so no message comes when a worker dies. The library checks for dead
+/// workers itself, and looks for a new monitor.
 pub fn alone() {
     if used().any(|z| z.page().is_some() || z.is_shared()) {
         ctl::wanted();
@@ -338,8 +345,8 @@ pub fn alone() {
 
 fn again(ep: i32, fd: i32, ev: &libc::epoll_event) {
     if ev.events & EXCLUSIVE != 0 {
-        // Cannot be modified; missing in between does no harm, because adding
-        // looks.
+        // The kernel cannot modify this entry, so it is removed and added. No event is lost in
+        // between, because adding the entry checks for readiness.
         if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, None).is_ok() {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev));
         }

@@ -21,10 +21,10 @@ impl Who {
     }
 }
 
-/// Registrations remembered per listener and process.
+/// Number of registrations that are remembered for each listener and process.
 pub(super) const WATCHES: usize = 64;
 
-/// Instead of an instance: the entry is free; it is about to be taken.
+/// Stands for no instance: the entry is free. [`BEING_TAKEN`] marks an entry that a thread is filling in.
 pub(super) const NO_INSTANCE: i32 = -1;
 
 pub(super) const BEING_TAKEN: i32 = -2;
@@ -32,7 +32,7 @@ pub(super) const BEING_TAKEN: i32 = -2;
 /// The epoll instances in which the application watches a listener.
 pub struct List {
     pub(super) all: [Watch; WATCHES],
-    /// Entries that were ever used.
+    /// Number of entries that were ever used.
     pub(super) used: AtomicU32,
 }
 
@@ -76,7 +76,7 @@ impl List {
         let used = (self.used.load(Ordering::Acquire) as usize).min(WATCHES);
         self.all[..used].iter().filter(|w| w.ep.load(Ordering::Acquire) >= 0)
     }
-    /// Those in which connections are waited for.
+    /// Entries in which threads wait for connections.
     pub(super) fn active(&self) -> impl Iterator<Item = &Watch> {
         self.iter().filter(|w| w.events.load(Ordering::Relaxed) & IN != 0)
     }
@@ -84,12 +84,13 @@ impl List {
         self.iter().find(|w| w.ep.load(Ordering::Relaxed) == ep && w.fd.load(Ordering::Relaxed) == fd)
     }
     pub(super) fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event, who: Option<Who>) -> bool {
-        // Other threads note theirs at the same time.
+        // Other threads make entries at the same time.
         let claim =
             |w: &&Watch| w.ep.compare_exchange(NO_INSTANCE, BEING_TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let free = || {
             let (i, w) = self.all.iter().enumerate().find(|(_, w)| claim(w))?;
-            // Release: a thread that is to find the entry looks this far. It is still free.
+            // Release: publishes that the table is used up to this entry, for the loads of `used`.
+            // Readers skip the entry until `ep` is stored.
             self.used.fetch_max(i as u32 + 1, Ordering::Release);
             Some(w)
         };
@@ -97,7 +98,8 @@ impl List {
         w.fd.store(fd, Ordering::Relaxed);
         w.events.store(ev.events, Ordering::Relaxed);
         w.data.store(ev.u64, Ordering::Relaxed);
-        // Some servers take the listener out and in again every few connections.
+        // Only a new thread is stored (a system call), because some servers remove and add the
+        // listener every few connections.
         let thread = who.map_or_else(process::thread, |w| w.thread);
         if w.thread.load(Ordering::Relaxed) != thread {
             w.is_of(who.unwrap_or_else(Who::me));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const SIGNALS: &[libc::c_int] = &[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD, libc::SIGQUIT];
 
-/// A worker that dies sooner than this after its start is replaced later.
+/// If a worker dies sooner than this after its start, its replacement starts later.
 const RESPAWN: Duration = Duration::from_millis(200);
 
 /// Told to finish what is open and to end. A process's own; in a thread, all's.
@@ -249,7 +249,7 @@ impl Log {
             Log::File(file) => file.write_all(text.as_bytes()),
             Log::Output => {
                 let mut out = io::stdout().lock();
-                // Somebody who no longer reads is no reason to stop serving.
+                // A reader that is gone is no reason to stop serving.
                 let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
                 Ok(())
             }

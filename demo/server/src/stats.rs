@@ -6,8 +6,8 @@ use std::fmt::Write;
 use std::io::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One worker's counters, on cache lines of its own. A worker that replaces a
-/// dead one goes on with its counters.
+/// One worker's counters, on cache lines of its own. A replacement of a dead worker goes on with
+/// its counters.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Counters {
@@ -135,7 +135,7 @@ impl Stats {
         &self.workers[index]
     }
 
-    /// What happened since the last call, as text or JSON, ending in a newline.
+    /// The difference since the last call, as text or JSON, ending in a newline.
     pub fn tick(&mut self, json: bool) -> String {
         let now: Vec<Values> = self.workers.iter().map(Counters::values).collect();
         let grown: Vec<Values> =

@@ -202,7 +202,7 @@ pub fn pin(cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// As many descriptors as we may have.
+/// Raises the limit of descriptors to the highest allowed number.
 pub fn raise_descriptor_limit() {
     // SAFETY: a structure that lives here.
     unsafe {
@@ -258,7 +258,7 @@ pub fn block_signals(signals: &[libc::c_int], block: bool) {
     unsafe { libc::pthread_sigmask(how, &signal_set(signals), std::ptr::null_mut()) };
 }
 
-/// One of `signals`, which are blocked, if it comes within that time.
+/// Waits at most that long for one of `signals`, which are blocked.
 pub fn wait_signal(signals: &[libc::c_int], limit: std::time::Duration) -> Option<libc::c_int> {
     let limit = libc::timespec { tv_sec: limit.as_secs() as libc::time_t, tv_nsec: limit.subsec_nanos().into() };
     // SAFETY: an initialised set and a time that live here.

@@ -20,7 +20,7 @@ pub enum Answer {
     BadGateway,
 }
 
-/// What all workers know.
+/// The configuration of all workers.
 pub struct Config {
     /// Heads and bodies of [`Answer`], in its order.
     pub answers: [Vec<u8>; 3],
@@ -64,7 +64,7 @@ impl Token {
     }
 }
 
-/// What a connection needs of its worker.
+/// The state of a worker that its connections use.
 pub struct Context<'a> {
     config: &'a Config,
     counters: &'static Counters,

@@ -236,7 +236,7 @@ def sigpipe_kills_and_nosignal_does_not():
 
     def client(t, s):
         s.shutdown(socket.SHUT_WR)
-        # Only the main thread can set a handler: a child does it.
+        # Only the main thread can set a signal handler, so a child does it.
         t.step()
         pid = os.fork()
         if pid == 0:

@@ -12,7 +12,7 @@ from .kit import epoll_events, events, pair
 
 @pair()
 def epoll_array_is_left_alone():
-    """What a wait has not reported it does not write into the caller's array."""
+    """A wait writes only the events that it reports, and leaves the rest of the caller's array alone."""
 
     class Event(ctypes.Structure):
         _pack_ = 1
@@ -27,7 +27,7 @@ def epoll_array_is_left_alone():
         t.step()
 
     def client(t, s):
-        # Of a byte that is less than is wanted nothing is said, whatever it wakes.
+        # With fewer bytes than SO_RCVLOWAT no event is reported, whichever threads the bytes wake.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 3)
         libc = ctypes.CDLL(None, use_errno=True)
         ep = libc.epoll_create1(0)
@@ -219,6 +219,88 @@ def epoll_nested_and_mixed():
     return server, client
 
 
+@pair(raw=True)
+def epoll_oneshot_listener_with_two_clients():
+    """One client may come over shared memory and the other one over kernel TCP."""
+
+    def server(t, listener):
+        own = socket.create_connection(listener.getsockname())
+        late = select.epoll()
+        late.register(listener, select.EPOLLIN | select.EPOLLONESHOT)
+        t.step()
+        t.step()
+        t.log("both wait", epoll_events(late), epoll_events(late))
+        late.modify(listener, select.EPOLLIN | select.EPOLLONESHOT)
+        t.log("armed", epoll_events(late, 5), epoll_events(late))
+        a, b = listener.accept()[0], listener.accept()[0]
+        late.modify(listener, select.EPOLLIN | select.EPOLLONESHOT | select.EPOLLET)
+        t.log("nobody", epoll_events(late))
+        t.step()
+        t.step()
+        t.log("by the client", epoll_events(late, 5))
+        own.close()
+        own = socket.create_connection(listener.getsockname())
+        t.log("not armed", epoll_events(late, 0.05))
+        late.modify(listener, select.EPOLLIN | select.EPOLLONESHOT)
+        t.log("armed", epoll_events(late, 5), epoll_events(late, 0.05))
+        for s in (a, b, own, listener.accept()[0], listener.accept()[0]):
+            s.close()
+        t.step()
+
+    def client(t, address):
+        t.step()
+        first = socket.create_connection(address)
+        t.step()
+        t.step()
+        second = socket.create_connection(address)
+        t.step()
+        t.step()
+        first.close()
+        second.close()
+
+    return server, client
+
+
+@pair(raw=True)
+def epoll_tells_an_outer_instance_of_what_is_gone():
+    """An arrival is an edge for an outer instance. This holds even if the connection is accepted before the outer
+    instance looks, and something else is ready."""
+
+    def server(t, listener):
+        r, w = os.pipe()
+        os.write(w, b"x")
+        for how in (select.EPOLLIN, select.EPOLLIN | select.EPOLLET, select.EPOLLIN | select.EPOLLONESHOT):
+            inner, outer = select.epoll(), select.epoll()
+            inner.register(r, select.EPOLLIN)
+            inner.register(listener, how)
+            outer.register(inner.fileno(), select.EPOLLIN | select.EPOLLET)
+            t.log("at first", epoll_events(outer), epoll_events(outer))
+            t.step()
+            t.step()
+            conn, _ = listener.accept()
+            t.log("accepted", epoll_events(outer), epoll_events(outer))
+            conn.close()
+            t.step()
+            t.step()
+            t.log("reported inside", epoll_events(inner))
+            t.log("and outside", epoll_events(outer), epoll_events(outer))
+            listener.accept()[0].close()
+            t.log("nothing new", epoll_events(outer))
+
+    def client(t, address):
+        for _ in range(3):
+            t.step()
+            first = socket.create_connection(address)
+            t.step()
+            t.step()
+            second = socket.create_connection(address)
+            t.step()
+            first.close()
+            second.close()
+
+    return server, client
+
+
 @pair()
 def epoll_forgets_a_closed_socket():
     def server(t, s):
@@ -263,7 +345,7 @@ def epoll_waits_in_another_thread():
 
 
 def by_message(e):
-    """The same instance under a number that came in a message."""
+    """The same instance under a descriptor that a message carried."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         socket.send_fds(ours, [b"x"], [e.fileno()])

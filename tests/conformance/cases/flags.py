@@ -156,7 +156,7 @@ def small_buffers_hold_back():
         digest, total = hashlib.sha256(), 0
         block = data(1000)
         for _ in range(3):
-            # The kernel moves bytes on while we look: a little more may fit.
+            # The kernel moves bytes meanwhile, so a little more may fit.
             while True:
                 try:
                     sent = s.send(block, socket.MSG_DONTWAIT)
@@ -165,7 +165,7 @@ def small_buffers_hold_back():
                 digest.update(block[:sent])
                 total += sent
             time.sleep(0.02)
-        # Without a bound a megabyte and more would fit.
+        # Without the bound more than a megabyte would fit.
         t.log("some", 2000 < total < 250_000)
         t.step()
         t.log("writable again", events(s, 4, 10_000))

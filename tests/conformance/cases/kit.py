@@ -1,4 +1,4 @@
-"""What cases are written with: the transcript of a side, and small readers of sockets."""
+"""Helpers of the cases: the transcript of a side, and small readers of sockets."""
 import errno
 import hashlib
 import json
@@ -12,7 +12,7 @@ CASES = {}
 
 
 class Log:
-    """One side of a case: its transcript, and its step with the other side."""
+    """One side of a case: its transcript, and how it keeps in step with the other side."""
 
     def __init__(self, out, rfd, wfd):
         self.out, self.rfd, self.wfd, self.pending = out, rfd, wfd, b""

@@ -1,4 +1,4 @@
-"""Options, and what a descriptor looks like."""
+"""Socket options, and the attributes of a descriptor."""
 import array
 import fcntl
 import os
@@ -166,10 +166,10 @@ def descriptor_looks_like_a_socket():
 @pair()
 def lowest_number_first():
     def both(t, s):
-        # Under the other thread's feet numbers would depend on luck.
+        # If both sides share a process, the other thread takes numbers meanwhile.
         if t.together:
             return
-        # (What the process was begun with may leave gaps.)
+        # Descriptors inherited at the start may leave gaps.
         free, second = (os.open("/dev/null", os.O_RDONLY) for _ in range(2))
         os.close(free)
         os.close(second)
@@ -201,7 +201,7 @@ def what_is_left_beside_a_message():
         for value in (2, -1, 1):
             t.call(f"set {value}", s.setsockopt, *inq, value)
         t.log("get", s.getsockopt(*inq))
-        # Python says no more of a control message that does not fit than that it does not.
+        # If a control message does not fit, Python reports only that it does not.
         for room in (0, 8, 16, 18, 20, 24, 200):
             for flags in (socket.MSG_PEEK, 0):
                 t.call(f"room {room}", s.recvmsg, 7, room, flags)

@@ -31,7 +31,7 @@ def receive_timeout():
 
 @pair()
 def negative_timeouts():
-    """They are over when they begin, and are read as 0."""
+    """A negative timeout has expired when the wait begins, and is read as 0."""
     past = struct.pack("ll", -1, 0)
 
     def server(t, s):
@@ -130,7 +130,7 @@ def signal_interrupts_recv():
         t.step()
 
     def client(t, s):
-        # In a child, whose main thread can have a handler; by libc directly,
+        # The calls run in a child, whose main thread can set a handler. They go to libc directly,
         # since Python itself starts again after EINTR.
         pid = os.fork()
         if pid == 0:
@@ -233,7 +233,7 @@ def select_on_sockets_and_pipes():
 
 @pair()
 def a_larger_send_buffer():
-    """It is room: for a poll, an epoll instance by its edges, a sender that waits."""
+    """A larger send buffer gives room to a poll, to an edge-triggered epoll instance, and to a sender that waits."""
 
     def server(t, s):
         t.step()
@@ -251,7 +251,8 @@ def a_larger_send_buffer():
                 s.send(bytes(10_000))
         except BlockingIOError:
             pass
-        # What was granted before, and what the receiver makes room for by and by.
+        # Fill the room that was granted before, and the room that the receiver makes little by
+        # little.
         time.sleep(0.3)
         try:
             while True:
@@ -287,7 +288,7 @@ def a_larger_send_buffer():
 
 @pair()
 def calls_by_number():
-    """What libc's functions hide: the mask's size, the time that is left, limits of vectors."""
+    """Calls by number show what libc's functions hide: the mask's size, the time that is left, limits of vectors."""
     PPOLL, SELECT, PSELECT6, EPOLL_PWAIT, PREADV2, PWRITEV2, SENDMSG, SENDMMSG = 271, 23, 270, 281, 327, 328, 46, 307
     libc = ctypes.CDLL(None, use_errno=True)
 

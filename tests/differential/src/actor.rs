@@ -1,6 +1,6 @@
-//! The executor: fork servers, and the processes and threads of a program.
-//! Runs with or without the library; makes every call of a program through
-//! libc, and everything of its own by system call.
+//! The executor: the fork servers, and the processes and threads of a program. It runs with or
+//! without the library. It makes every call of a program through libc, and all calls of its own as
+//! raw system calls.
 
 mod calls;
 
@@ -16,17 +16,17 @@ use std::sync::atomic::Ordering::*;
 use std::sync::OnceLock;
 
 pub(crate) static SHARED: OnceLock<&'static Shared> = OnceLock::new();
-/// Where the memory can be opened again, for `exec`.
+/// The path by which `exec` can open the memory again.
 pub(crate) static PATH: OnceLock<String> = OnceLock::new();
 
 thread_local! {
-    /// Slot of this thread, for signal handlers.
+    /// The slot of this thread, for signal handlers.
     static MINE: Cell<Option<&'static Slot>> = const { Cell::new(None) };
 }
 
-/// An actor that hears nothing for so long ends: its scheduler is dead.
+/// An actor that gets no order for this long ends, because its scheduler is dead.
 const ORPHAN_NS: u64 = 60_000_000_000;
-/// Limit of a process's life, seconds.
+/// Limit of a process's life, in seconds.
 const LIFE: u32 = 180;
 
 fn attach(path: &str) -> &'static Shared {
@@ -35,12 +35,12 @@ fn attach(path: &str) -> &'static Shared {
     SHARED.get_or_init(|| shared)
 }
 
-/// Main of a fork server. Never returns.
+/// Main function of a fork server. Never returns.
 pub fn serve(path: &str, flavour: usize) -> ! {
     let shared = attach(path);
     let slot = shared.server(flavour);
-    // Orphans of its children are its children: it can collect them.
-    // SAFETY: plain prctl.
+    // This process adopts the orphans of its children, so that it can collect them.
+    // SAFETY: the call takes numbers only.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     slot.pid.store(sys::getpid(), Relaxed);
     slot.tid.store(sys::gettid(), Relaxed);
@@ -58,17 +58,17 @@ pub fn serve(path: &str, flavour: usize) -> ! {
     }
 }
 
-/// Collects one child that has ended or is about to; false: there is none.
+/// Waits until a child has ended, and collects it. Returns false if there is no child.
 fn wait_child() -> bool {
-    // SAFETY: no status is asked for.
+    // SAFETY: the status pointer is null.
     unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) > 0 }
 }
 
 fn spawn(shared: &'static Shared, actor: usize) {
-    // SAFETY: a fork of a process with one thread.
+    // SAFETY: this process has one thread, so the child may go on like its parent.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: plain prctl.
+            // SAFETY: the call takes numbers only.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             begin_process();
             perform(shared, actor)
@@ -77,11 +77,11 @@ fn spawn(shared: &'static Shared, actor: usize) {
     }
 }
 
-/// Main of a process that `exec` of a program has made. Never returns.
+/// Main function of a process after `exec`. Never returns.
 pub fn resume(path: &str, actor: usize) -> ! {
     let shared = attach(path);
     let slot = shared.slot(actor);
-    // Before anybody may send a signal.
+    // The slot must be known before any process can send a signal.
     MINE.with(|mine| mine.set(Some(slot)));
     begin_process();
     slot.tid.store(sys::gettid(), Relaxed);
@@ -91,13 +91,13 @@ pub fn resume(path: &str, actor: usize) -> ! {
 }
 
 fn begin_process() {
-    // SAFETY: plain alarm.
+    // SAFETY: `alarm` takes a number only.
     unsafe { libc::alarm(LIFE) };
     handle_signals(0);
 }
 
 fn handle_signals(flags: i32) {
-    // SAFETY: handlers that only touch atomics.
+    // SAFETY: `action` is a valid local value, and the handler only touches atomics.
     unsafe {
         for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGPIPE] {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -119,8 +119,7 @@ extern "C" fn on_signal(signal: i32) {
     }
 }
 
-/// Be an actor until told to end. Never returns, except by the end of the
-/// process.
+/// Executes the orders for `actor`. Returns only by the end of the process.
 fn perform(shared: &'static Shared, actor: usize) -> ! {
     let slot = shared.slot(actor);
     MINE.with(|mine| mine.set(Some(slot)));
@@ -133,7 +132,7 @@ fn perform(shared: &'static Shared, actor: usize) -> ! {
     }
     loop {
         if !slot.next_order(ORPHAN_NS) {
-            // SAFETY: ends the process.
+            // SAFETY: `_exit` takes a number only.
             unsafe { libc::_exit(3) };
         }
         slot.n_aux.store(0, Relaxed);
@@ -145,12 +144,12 @@ fn perform(shared: &'static Shared, actor: usize) -> ! {
     }
 }
 
-/// `fork` of a program: the child is actor `child`.
+/// Executes the `fork` of a program: the child becomes actor `child`.
 fn fork_actor(shared: &'static Shared, child: usize) -> i64 {
-    // SAFETY: as any program forks.
+    // SAFETY: the child continues in `perform` on a copy of this memory, as after any `fork`.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: plain alarm; alarms are not inherited.
+            // SAFETY: `alarm` takes a number only. (A child does not inherit an alarm.)
             unsafe { libc::alarm(LIFE) };
             perform(shared, child)
         }
@@ -159,12 +158,12 @@ fn fork_actor(shared: &'static Shared, child: usize) -> i64 {
     }
 }
 
-/// `clone(CLONE_FILES)`: a process that shares its descriptors with this one, and nothing else.
+/// Executes `clone(CLONE_FILES)`: the child shares only its descriptors with this process.
 fn clone_files(shared: &'static Shared, child: usize) -> i64 {
-    // SAFETY: as `fork` of a process, on a copy of this stack.
+    // SAFETY: without CLONE_VM this is a `fork`: the child runs on a copy of this stack.
     match unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } {
         0 => {
-            // SAFETY: plain alarm; alarms are not inherited.
+            // SAFETY: `alarm` takes a number only. (A child does not inherit an alarm.)
             unsafe { libc::alarm(LIFE) };
             perform(shared, child)
         }
@@ -181,7 +180,7 @@ fn start_thread(shared: &'static Shared, actor: usize) -> i64 {
     }
 }
 
-/// Wait until an actor is there.
+/// Waits until an actor exists, for about 50 s at most. Returns 0, or -1 if there is none.
 fn wait_for(shared: &Shared, actor: usize) -> i64 {
     for _ in 0..50_000 {
         let seen = shared.answers.load(Acquire);
@@ -193,7 +192,7 @@ fn wait_for(shared: &Shared, actor: usize) -> i64 {
     -1
 }
 
-/// `exec` of a program: this very program again, as the same actor.
+/// Executes the `exec` of a program: this executable starts again, as the same actor.
 fn exec(shared: &Shared, slot: &Slot) -> i64 {
     let actor = (0..crate::program::ACTORS).find(|i| std::ptr::eq(shared.slot(*i), slot)).unwrap_or(0);
     let path = PATH.get().map_or("", String::as_str);
@@ -201,7 +200,7 @@ fn exec(shared: &Shared, slot: &Slot) -> i64 {
     let words: Vec<_> = words.iter().map(|w| std::ffi::CString::new(*w).expect("no NUL")).collect();
     let mut argv: Vec<_> = words.iter().map(|w| w.as_ptr()).collect();
     argv.push(std::ptr::null());
-    // SAFETY: a path, and a null-terminated array of strings.
+    // SAFETY: the path is a C string, and `argv` is a null-terminated array of C strings.
     unsafe { libc::execv(c"/proc/self/exe".as_ptr(), argv.as_ptr()) };
     -1
 }

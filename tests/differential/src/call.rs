@@ -1,8 +1,8 @@
-//! The calls a program can consist of: names, arguments, and what they give.
+//! The calls that a program can consist of: names, arguments, and results.
 
 use crate::symbols::{self as sym, Names};
 
-/// What an argument is, in a program's text and in memory.
+/// The kind of an argument, in a program's text and in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `v3`: the descriptor number that a step stored under that name.
@@ -21,12 +21,12 @@ pub enum Kind {
 }
 use Kind::{Actor, Bits, Int, List, One, Opt, Port, Var};
 
-/// Form of a call.
+/// The form of a call.
 #[derive(Debug)]
 pub struct Spec {
     pub name: &'static str,
     pub args: &'static [Kind],
-    /// Consecutive variables that get descriptors.
+    /// Number of consecutive variables that get descriptors.
     pub outs: usize,
 }
 
@@ -44,20 +44,21 @@ macro_rules! calls {
 calls! {
     Socket "socket" [One(sym::FAMILY), Bits(sym::SOCK_TYPE)] 1;
     Bind "bind" [Var, One(sym::ADDR), Port] 0;
-    // listen(), and what port it got
+    // listen(); the answer contains the port that it got
     Listen "listen" [Var, Int, Port] 0;
     Accept "accept" [Var] 1;
     // accept() that does not ask for the address
     AcceptNull "accept_null" [Var] 1;
     Accept4 "accept4" [Var, Bits(sym::SOCK_TYPE)] 1;
-    // connect(), and what port it got
+    // connect(); the answer contains the port that it got
     Connect "connect" [Var, One(sym::ADDR), Port] 0;
     ConnectUnspec "connect_unspec" [Var] 0;
-    // connect() of one of many clients that come in any order: `accept_all` takes them
+    // connect() of one of many clients that come in any order; `accept_all` takes all of them
     Come "come" [Var, One(sym::ADDR), Port] 0;
-    // accepts all that wait, reads what each has sent, and closes them: in no order
+    // accepts all waiting connections, reads what each client has sent, and closes them, in any
+    // order
     AcceptAll "accept_all" [Var] 0;
-    // so many times a message and its answer, with `echo` at the other end
+    // sends a message and receives its answer, this many times, with `echo` at the other end
     Ping "ping" [Var, Int] 0;
     Echo "echo" [Var, Int] 0;
     Shutdown "shutdown" [Var, One(sym::HOW)] 0;
@@ -72,22 +73,25 @@ calls! {
     RecvFrom "recvfrom" [Var, Int, Bits(sym::MSG)] 0;
     Write "write" [Var, Int] 0;
     Read "read" [Var, Int] 0;
-    // ... in so many pieces
+    // descriptor, bytes, number of pieces, ...
     WriteV "writev" [Var, Int, Int] 0;
     ReadV "readv" [Var, Int, Int] 0;
     SendMsg "sendmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
     RecvMsg "recvmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
-    // so many bytes, so many messages
+    // descriptor, bytes of a message, number of messages, ...
     SendMmsg "sendmmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
     RecvMmsg "recvmmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
-    // at offset -1
+    // with offset -1
     PwriteV2 "pwritev2" [Var, Int, Int] 0;
     PreadV2 "preadv2" [Var, Int, Int] 0;
     // out, in, offset (-1: the file's position), bytes
     SendFile "sendfile" [Var, Var, Int, Int] 0;
-    // send(MSG_MORE), then send(): one step, since what is held back is not
-    // visible for a time that the kernel chooses
+    // send(MSG_MORE), then send(). They are one step, because the kernel chooses for how long
+    // held-back bytes are not visible
     SendMore "send_more" [Var, Int, Int] 0;
+    // through a new pipe: descriptor, bytes, flags
+    SpliceTo "splice_to" [Var, Int, Int] 0;
+    SpliceFrom "splice_from" [Var, Int, Int] 0;
     SetOpt "setsockopt" [Var, Opt, Int] 0;
     GetOpt "getsockopt" [Var, Opt] 0;
     SetLinger "set_linger" [Var, Int, Int] 0;
@@ -100,27 +104,30 @@ calls! {
     // level, number, length (and value)
     SetAny "setsockopt_any" [Var, Int, Int, Int, Int] 0;
     GetAny "getsockopt_any" [Var, Int, Int, Int] 0;
-    // the other descriptor, the call, by `syscall`, which argument is bad, how, bytes, milliseconds
+    // descriptor, other descriptor, call, whether by `syscall`, number of the bad argument, how it
+    // is bad, bytes, milliseconds
     Any "call" [Var, Var, One(crate::actor::ANY), Int, Int, One(sym::NOWHERE), Int, Int] 0;
-    // one attribute of the socket is changed
+    // changes one attribute of the socket
     Touch "touch" [Var, One(sym::TOUCH)] 0;
-    // all of them
+    // reports all these attributes
     Attributes "attributes" [Var] 0;
-    // the socket goes into a BPF map of sockets, by its number
+    // puts the socket into a BPF map of sockets, by its number
     SockMap "sockmap" [Var] 0;
-    // the call, a power of two, and what is added to it: how long
+    // descriptor, call, a power of two (its exponent), what is added to the power: a length
     Long "long" [Var, One(crate::actor::LONG), Int, Int] 0;
     TcpState "tcp_state" [Var] 0;
-    // what options do. Sends until there is no room: whether that was little or much
+    // shows what options do: sends until there is no room, and reports whether little or much
+    // fitted
     Fill "fill" [Var] 0;
-    // reads until nothing comes any more
+    // reads until no more bytes arrive
     Drain "drain" [Var] 0;
-    // sends and waits for room, in `poll` (0) or in `send` (1), for so many milliseconds: the error that ends it
+    // sends and waits for room, in `poll` (0) or in `send` (1), for this many milliseconds; reports
+    // the error that ends it
     Stuck "stuck" [Var, Int, Int] 0;
-    // milliseconds: have as many passed since this actor's last `clock`?
+    // milliseconds: has that much time passed since this actor's last `clock`?
     Clock "clock" [] 0;
     Passed "passed" [Int] 0;
-    // how many connections wait at a listener, by TCP_INFO
+    // number of connections that wait at a listener, from TCP_INFO
     Queue "queue" [Var] 0;
     // SO_ORIGINAL_DST of IPv4 (0) or IPv6 (41)
     OrigDst "original_destination" [Var, Int] 0;
@@ -131,11 +138,12 @@ calls! {
     Dup "dup" [Var] 1;
     Dup2 "dup2" [Var, Var] 0;
     Dup3 "dup3" [Var, Var, Bits(sym::CLOEXEC)] 0;
-    // onto this number, 0 to 2: by dup2, dup3, close and dup, close and F_DUPFD
+    // gives a descriptor the number 0, 1 or 2: by dup2, dup3, close and dup, or close and F_DUPFD
     DupOnto "dup_onto" [Var, Int, Int] 1;
-    // close() of such a number, which /dev/null then has
+    // closes such a number, which /dev/null then takes
     CloseStd "close_std" [Var] 0;
-    // a program with this descriptor as standard input and output that writes so many bytes that it reads; how it is made
+    // descriptor, bytes, how: runs a program with the descriptor as standard input and output,
+    // which writes the bytes that it reads
     Child "child" [Var, Int, Int] 0;
     DupFd "dupfd" [Var, Int] 1;
     DupFdCloexec "dupfd_cloexec" [Var, Int] 1;
@@ -143,7 +151,7 @@ calls! {
     FionRead "fionread" [Var] 0;
     AtMark "sockatmark" [Var] 0;
     OutQ "siocoutq" [Var] 0;
-    // milliseconds, then what to wait for
+    // milliseconds, then descriptors with events
     Poll "poll" [Int, List(sym::POLL)] 0;
     PPoll "ppoll" [Int, Bits(sym::MASK), List(sym::POLL)] 0;
     Select "select" [Int, List(sym::SELECT)] 0;
@@ -152,7 +160,7 @@ calls! {
     EpollAdd "epoll_add" [Var, Var, Bits(sym::POLL)] 0;
     EpollMod "epoll_mod" [Var, Var, Bits(sym::POLL)] 0;
     EpollDel "epoll_del" [Var, Var] 0;
-    // instance, events at most, milliseconds
+    // instance, maximum number of events, milliseconds
     EpollWait "epoll_wait" [Var, Int, Int] 0;
     EpollPwait "epoll_pwait" [Var, Int, Int, Bits(sym::MASK)] 0;
     EpollPwait2 "epoll_pwait2" [Var, Int, Int, Bits(sym::MASK)] 0;
@@ -161,31 +169,32 @@ calls! {
     // a timer that has fired (1) or never will (0)
     TimerFd "timerfd" [Int] 1;
     SocketPair "socketpair" [Bits(sym::SOCK_TYPE)] 2;
-    // a file of so many bytes
+    // a file with this many bytes
     File "file" [Int] 1;
     SendFd "send_fd" [Var, Var] 0;
     RecvFd "recv_fd" [Var] 1;
     Sleep "sleep" [Int] 0;
-    // handlers of USR1, USR2 and PIPE with SA_RESTART, or without
+    // handlers of USR1, USR2 and PIPE with SA_RESTART (1), or without (0)
     SetRestart "sa_restart" [Int] 0;
     BlockSignals "block_signals" [Bits(sym::MASK)] 0;
     Fork "fork" [Actor] 0;
     Thread "thread" [Actor] 0;
     Exec "exec" [] 0;
-    // vfork(), or the same by clone() (1): what the child does with the descriptor, and how it ended
+    // vfork() (0) or clone() (1): what the child does with the descriptor; the answer is how the
+    // child ended
     VFork "vfork" [Var, One(sym::VFORK), Int] 0;
-    // a process with the same descriptors (CLONE_FILES)
+    // a process that shares its descriptors (CLONE_FILES)
     CloneFiles "clone_files" [Actor] 0;
-    // from here on this thread has descriptors of its own
+    // gives this thread a descriptor table of its own
     Unshare "unshare_files" [One(sym::UNSHARE)] 0;
     // PR_SET_CHILD_SUBREAPER
     Subreaper "subreaper" [Int] 0;
-    // collects all children that have ended: how many, and what waitpid() says then
+    // collects all children that have ended: their number, and the final result of waitpid()
     Reap "reap" [] 0;
-    // soft and hard
+    // sets the soft and the hard limit
     Limit "limit" [One(sym::LIMIT), Int] 0;
     Exit "exit" [] 0;
-    // by the scheduler
+    // made by the scheduler
     Kill "kill" [Actor] 0;
     Signal "signal" [Actor, One(sym::SIGNAL)] 0;
 }
@@ -200,16 +209,27 @@ impl Call {
     pub fn by_number(n: u32) -> Option<Call> {
         ALL.get(n as usize).copied()
     }
-    /// Done by the scheduler, to an actor.
+    /// Does the scheduler make the call, on an actor?
     pub fn is_external(self) -> bool {
         matches!(self, Call::Kill | Call::Signal)
     }
-    /// Takes bytes from a pattern of the step.
+    /// Does the call send bytes from the step's pattern?
     pub fn sends(self) -> bool {
         use Call::*;
         matches!(
             self,
-            Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore | Any | Long | Child
+            Send | SendTo
+                | Write
+                | WriteV
+                | SendMsg
+                | SendMmsg
+                | PwriteV2
+                | SendFile
+                | SendMore
+                | SpliceTo
+                | Any
+                | Long
+                | Child
         )
     }
 }

@@ -1,4 +1,4 @@
-//! Many programs, over several lanes.
+//! Runs many programs, on several lanes.
 
 use crate::generate::{self, Switches};
 use crate::judge::{judge, Difference, Verdict};
@@ -19,9 +19,9 @@ pub struct Plan {
     pub time: Option<Duration>,
     pub lanes: usize,
     pub switches: Switches,
-    /// Of 100 programs, so many also run with the library in some processes only.
+    /// Percentage of programs that also run with the library in some processes only.
     pub mixed: usize,
-    /// Stop after so many differences.
+    /// Stop after this many differences.
     pub enough: usize,
 }
 
@@ -32,13 +32,13 @@ pub struct Outcome {
     pub varies: Vec<u64>,
     pub late: Vec<(u64, Difference)>,
     pub different: Vec<(u64, Difference)>,
-    /// Where the tester, or the monitor, failed.
+    /// Failures of the tester or of the monitor.
     pub broken: Vec<String>,
-    /// Counters of all monitors together.
+    /// Sums of the counters of all monitors.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// The counters that show what path was taken.
+/// The counters that show which path was taken.
 const SHOWN: &[&str] = &[
     "connect_shm",
     "connect_kernel",
@@ -113,7 +113,7 @@ pub fn run(plan: &Plan, report: &(dyn Fn(u64, &Verdict) + Sync)) -> Result<Outco
             let verdict = match judge(&mut lane, &program, &modes(seed, &program, mixed)) {
                 Ok(verdict) => verdict,
                 Err(e) => {
-                    // A monitor that ended, a process that would not start.
+                    // The monitor has ended, or a process did not start.
                     let text = format!("seed {seed}: {e:?}");
                     eprintln!("{text}");
                     all.lock().unwrap_or_else(|e| e.into_inner()).broken.push(text);

@@ -1,6 +1,6 @@
-//! Random programs. A small model of what the program has done so far (which
-//! variables are what, what lies in flight, who sleeps) steers the choice to
-//! where things happen; it need not be right, since the kernel is the judge.
+//! Random programs. A small model of the program's past steers the choice to interesting steps:
+//! kinds of variables, bytes in flight, sleeping threads. The model need not be right, because the
+//! kernel is the judge.
 //!
 //! Long: what depends on the same state of a random program.
 
@@ -25,7 +25,7 @@ use crate::rng::Rng;
 use crate::symbols as sym;
 use model::{Fd, Model, Side, What};
 
-/// What is generated only on demand: known gaps, and what the kernel does not
+/// Steps that are generated only on demand: known gaps, and behaviour that the kernel does not
 /// promise.
 pub const SWITCHES: &[(&str, &str)] = &[
     ("scm", "many SCM_RIGHTS, of TCP sockets as well (docs/limits.md)"),
@@ -68,13 +68,13 @@ impl Switches {
         SWITCHES.iter().position(|(n, _)| *n == name).is_some_and(|i| self.0 >> i & 1 != 0)
     }
 
-    /// How long a step may sleep that ends by itself, microseconds: who offers a connection to go
-    /// over waits 2 ms for the other side (`OFFER_NS`), and then goes on in the kernel.
-    /// Where listeners share a port the monitor waits in the kernel for a moment (zones).
+    /// The time for which a step may sleep that ends by itself, in microseconds. An opener that
+    /// offers a connection waits 2 ms for the other side (`OFFER_NS`), and then continues in the
+    /// kernel. If listeners share a port, the monitor waits in the kernel for a moment (zones).
     pub fn patience_us(self) -> u64 {
         match () {
             () if self.has("listeners") => 20_000,
-            // Some options make a connection the kernel's.
+            // Some options move a connection to kernel TCP.
             () if ["odd", "recycled", "acts", "trees"].iter().any(|name| self.has(name)) => 5_000,
             () if self.has("unix") => 5_000,
             () if self.has("upgrade") => 3_000,
@@ -89,13 +89,14 @@ pub(crate) struct Gen {
     switches: Switches,
     steps: Vec<Step>,
     next_var: usize,
-    /// False: some connection waits in a queue while others may join it, or listeners shadow each other.
+    /// False if connections wait in a queue that others may join, or if listeners shadow each
+    /// other.
     mixable: bool,
 }
 
-/// The program of a seed, and whether it may also run with the library on one
-/// side only: connections over both paths must not wait for one `accept`, since
-/// between them there is no order.
+/// The program of a seed, and whether it may also run with the library on one side only.
+/// Connections over both paths must not wait for one `accept`, because there is no order between
+/// the paths.
 pub fn program(seed: u64, switches: Switches) -> (Program, bool) {
     let mut rng = Rng::new(seed);
     let processes = if switches.has("edges") { rng.pick(&[2, 3, 4]) } else { rng.pick(&[1, 2, 2, 2, 2, 3]) };
@@ -119,7 +120,7 @@ impl Gen {
         let (call, args) = if self.keeps_number(call, args) { (Call::CloseStd, &args[..1]) } else { (call, args) };
         self.steps.push(Step { actor: actor as u8, out: out as u8, call, args: args.to_vec() });
     }
-    /// `n` new variables.
+    /// Reserves `n` new variables.
     fn vars(&mut self, n: usize) -> usize {
         let v = self.next_var.min(VARS - n);
         self.next_var += n;
@@ -179,7 +180,8 @@ impl Gen {
         i64::from(cloexec | if nonblock { libc::SOCK_NONBLOCK } else { 0 })
     }
 
-    /// Address and family for a client of a listener, and whether it is one that leads there.
+    /// Address and family for a client of a listener, and whether the address leads to the
+    /// listener.
     fn way_to(&mut self, port: usize) -> (i64, i32, bool) {
         let (a, f) = match self.m.ports[port] {
             0 => (0, libc::AF_INET),
@@ -197,7 +199,7 @@ impl Gen {
         (a, f, true)
     }
 
-    /// A client connects, a server accepts, in either order.
+    /// Makes a client connect and a server accept, in either order.
     fn connection(&mut self) {
         let listeners = self.m.listeners();
         let Some((server, lv, port)) = self.rng.pick_opt(&listeners) else { return };
@@ -221,12 +223,12 @@ impl Gen {
         let flags = self.socket_flags(nonblock);
         let cv = self.new_fd(client, Call::Socket, &[family.into(), flags], What::Fresh { family });
         self.m.set_nonblock(cv, nonblock);
-        // A bound client uses the kernel; between connections that wait on the
-        // two paths there is no order, so it is accepted at once.
+        // A bound client uses kernel TCP. There is no order between waiting connections of the two
+        // paths, so the connection is accepted at once.
         let upgrade = self.switches.has("upgrade") && self.rng.chance(60);
         let bound = (upgrade || self.rng.chance(4)) && self.m.queued(port) == 0;
         if bound && upgrade {
-            // Such a one is the kernel's, at first.
+            // Such a connection uses kernel TCP at first.
             self.push(client, 0, Call::SetOpt, &[cv as i64, option("REUSEPORT"), 1]);
         }
         if bound {
@@ -284,7 +286,7 @@ impl Gen {
         v
     }
 
-    /// One more thing happens.
+    /// Adds one random step.
     fn something(&mut self) {
         if self.m.someone_sleeps() && self.rng.chance(45) {
             return self.release();
@@ -346,11 +348,11 @@ impl Gen {
         }
     }
 
-    /// A fork, a thread, an end.
+    /// Adds a fork, a thread, the end of a process, or an exec.
     fn populate(&mut self, actor: usize) {
         let new = self.m.actors.len();
         match self.rng.below(10) {
-            // (What the child holds stays in the kernel's instance once the last number here is closed.)
+            // (If the child holds a closed descriptor, it stays in the kernel's epoll instance.)
             0..=3 if new < ACTORS - 1 && !self.m.watches_closed(actor) => {
                 self.push(actor, 0, Call::Fork, &[new as i64]);
                 self.m.fork(actor, self.switches.has("shared_epoll"));
@@ -369,8 +371,9 @@ impl Gen {
                 self.push(0, 0, Call::Kill, &[victim as i64]);
                 self.m.process_ends(victim);
             }
-            // (An end that exec closes is one that the model does not know of. A listener for which one waits that its
-            // client has taken to the kernel, or that is inherited with an epoll instance: docs/limits.md.)
+            // (The model does not know of an end that exec closes. docs/limits.md excludes two
+            // cases: a listener at which a connection waits that its client has moved to kernel
+            // TCP, and a listener that is inherited with an epoll instance.)
             _ if self.m.threads_of(actor) == 1
                 && !(0..self.m.ports.len()).any(|port| self.m.queued_has_moved(port))
                 && !self.m.exec_would_miss(actor)
@@ -404,7 +407,7 @@ impl Gen {
 
     fn options(&mut self, actor: usize) {
         let Some(fd) = self.socket_of(actor) else { return };
-        if self.switches.has("unix") && self.unread(fd) {
+        if self.switches.has("unix") && self.has_sent(fd) {
             return;
         }
         let v = fd.var as i64;
@@ -412,7 +415,7 @@ impl Gen {
             let names: Vec<i64> = (0..sym::OPTIONS.len() as i64).collect();
             let which = self.rng.pick(&names);
             if which == option("V6ONLY") && self.moves() {
-                return; // of a switched connection: docs/limits.md
+                return; // on a switched connection: docs/limits.md
             }
             return self.push(actor, 0, Call::GetOpt, &[v, which]);
         }
@@ -454,18 +457,18 @@ impl Gen {
                     "ACCEPTCONN",
                 ];
                 if matches!(fd.what, What::End(_)) {
-                    names.push("RCVLOWAT"); // of a listener: docs/limits.md
+                    names.push("RCVLOWAT"); // on a listener: docs/limits.md
                 }
                 if self.switches.has("bulk") {
                     names.extend(["SNDBUF", "RCVBUF"]);
                 }
                 let name = self.rng.pick(&names);
                 if name == "V6ONLY" && self.moves() {
-                    return; // of a switched connection: docs/limits.md
+                    return; // on a switched connection: docs/limits.md
                 }
                 let mut value = self.rng.pick(&[0, 1, 1, 5, 100, -1, 40000]);
                 if matches!(name, "NODELAY" | "LINGER2") {
-                    value = 1; // without it sends, or the end, depend on acknowledgements
+                    value = 1; // without it, sends or the end depend on acknowledgements
                 }
                 self.push(actor, 0, Call::SetOpt, &[v, option(name), value]);
             }
@@ -515,10 +518,10 @@ impl Gen {
         }
     }
 
-    /// Calls on descriptors that are not made for them, or closed.
+    /// Adds calls on descriptors that do not support them, or are closed.
     fn mischief(&mut self, actor: usize) {
         if self.switches.has("cork") {
-            return; // the model knows nothing of what it ends
+            return; // the model does not know what such a call ends
         }
         let v = self.rng.below(self.next_var) as i64;
         let foreign = |f: &Fd| f.var == v as usize && matches!(f.what, What::Epoll(_));
@@ -526,16 +529,17 @@ impl Gen {
             return;
         }
         let held = self.m.fds_of(actor).into_iter().find(|f| f.var == v as usize);
-        if self.switches.has("unix") && held.is_some_and(|fd| self.unread(fd)) {
+        if self.switches.has("unix") && held.is_some_and(|fd| self.has_sent(fd)) {
             return;
         }
         match self.rng.below(12) {
             0 => self.push(actor, 0, Call::Send, &[v, 3, libc::MSG_DONTWAIT.into()]),
             1 => self.push(actor, 0, Call::Recv, &[v, 3, libc::MSG_DONTWAIT.into()]),
             2 => self.push(actor, 0, Call::Listen, &[v, 5, -1]),
-            // (A connection that has ended can be bound again in the kernel.)
+            // (The kernel can bind a connection again after it has ended.)
             3 if !self.is_end(v as usize) => self.push(actor, 0, Call::Bind, &[v, 0, -1]),
-            // (Asked again, one that has become the kernel's says EISCONN the first time, too: docs/limits.md.)
+            // (A connection that has moved to kernel TCP reports EISCONN for the first repeated
+            // call, too: docs/limits.md.)
             4 if !(self.m.ports.is_empty() || self.moves() && self.is_end(v as usize)) => {
                 let p = self.rng.below(self.m.ports.len());
                 self.push(actor, 0, Call::Connect, &[v, self.m.ports[p].min(0), p as i64]);
@@ -556,7 +560,7 @@ impl Gen {
         }
     }
 
-    /// At the end everybody who can says what is left.
+    /// At the end, an actor of each process reports what is left.
     fn closing_look(&mut self) {
         if self.switches.has("edges") {
             self.edges_end();

@@ -1,4 +1,4 @@
-//! Is what the library did what the kernel does?
+//! Compares what the library did with what the kernel does.
 
 use crate::lane::{Lane, Mode, Transcript, STOCK};
 use crate::program::Program;
@@ -7,10 +7,10 @@ use anyhow::Result;
 #[derive(Debug)]
 pub enum Verdict {
     Equal,
-    /// The kernel does not do the same every time.
+    /// The kernel itself does not answer the same every time.
     Varies,
-    /// Different at first, equal when the scheduler waits longer: a step took
-    /// longer than the scheduler believed, or something is late.
+    /// The answers differed at first, but are equal when the scheduler waits longer. A step took
+    /// longer than the scheduler assumed, or something is late.
     Late(Box<Difference>),
     Different(Box<Difference>),
 }
@@ -23,12 +23,13 @@ pub struct Difference {
     pub ours: Transcript,
 }
 
-/// Patience, in microseconds, of the runs that decide.
+/// The scheduler's patience in the runs that decide, in microseconds.
 const PATIENT: [u64; 2] = [4_000, 20_000];
-/// So many more decide whether it is the kernel that varies, on a busy machine perhaps.
+/// This many further runs decide whether the kernel itself varies, perhaps because the machine is
+/// busy.
 const MORE: usize = 4;
 
-/// Runs a program on kernel TCP and in `modes`, and compares.
+/// Runs a program on kernel TCP and in `modes`, and compares the transcripts.
 pub fn judge(lane: &mut Lane, program: &Program, modes: &[Mode]) -> Result<Verdict> {
     let kernel = lane.run(program, STOCK)?;
     let mut verdict = Verdict::Equal;
@@ -47,7 +48,7 @@ pub fn judge(lane: &mut Lane, program: &Program, modes: &[Mode]) -> Result<Verdi
     Ok(verdict)
 }
 
-/// A difference: does it stand when everybody is given time?
+/// Does a difference remain if every step gets more time?
 fn closer(lane: &mut Lane, first: Difference) -> Result<Verdict> {
     let mut kernel = vec![first.kernel.clone()];
     let mut again = Vec::new();
@@ -84,7 +85,7 @@ fn patiently<T>(lane: &mut Lane, us: u64, f: impl FnOnce(&mut Lane) -> T) -> T {
     r
 }
 
-/// Does a program differ, surely? (For shrinking.)
+/// Does a program differ reliably? (Used to shrink programs.)
 pub fn differs(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Option<Difference>> {
     patiently(lane, 3_000, |lane| {
         let kernel = lane.run(program, STOCK)?;
@@ -103,8 +104,8 @@ impl std::fmt::Display for Difference {
         writeln!(f, "--- program (the library in {})\n{}", library.join(", "), self.program)?;
         writeln!(f, "--- transcripts")?;
         let (a, b) = (&self.kernel.lines, &self.ours.lines);
-        // From the first difference on the lines may have shifted; the steps
-        // tell what belongs together.
+        // After the first difference the lines may be shifted. The step numbers show which lines
+        // belong together.
         for i in 0..a.len().max(b.len()) {
             match (a.get(i), b.get(i)) {
                 (Some(x), Some(y)) if x == y => writeln!(f, "    {x}")?,

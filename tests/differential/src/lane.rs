@@ -1,6 +1,6 @@
-//! A lane runs programs, one after the other: a monitor of its own, a fork
-//! server without the library and one with it, and the scheduler that makes one
-//! step at a time and waits until the kernel says that nothing moves any more.
+//! A lane runs programs one after the other. It has a monitor of its own, a fork server without the
+//! library and one with it, and a scheduler. The scheduler makes one step at a time, and waits
+//! until the kernel says that nothing moves any more.
 
 mod format;
 mod run;
@@ -25,19 +25,19 @@ pub type Mode = u8;
 pub const STOCK: Mode = 0;
 pub const LIBRARY: Mode = 0xff;
 
-/// What a program did: one line per step, and per step that finished later.
+/// The behaviour of a program: one line per step, and one per step that finished later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transcript {
     pub lines: Vec<String>,
 }
 
-/// How the names of Unix sockets begin, in the lane's directory.
+/// Prefix of the names of Unix sockets, in the lane's directory.
 pub const SOCKETS: &str = "unix-";
-/// How long a fork server may take.
+/// Limit for a fork server's answer.
 const SERVER: Duration = Duration::from_secs(20);
 
 pub struct Lane {
-    // Dropped first: they talk to the monitor.
+    // The servers are dropped first, because they talk to the monitor.
     servers: [Option<Proc>; 2],
     shared: &'static Shared,
     path: String,
@@ -45,12 +45,12 @@ pub struct Lane {
     /// The monitor's processes: with privileges, and without.
     monitor: Vec<i32>,
     host: Host,
-    /// Nothing has moved for so long: it never will. Microseconds.
+    /// If nothing has moved for this long, nothing will. Microseconds.
     pub quiet_us: u64,
 }
 
 impl Lane {
-    /// `program`: this executable.
+    /// `program` is the path of this executable.
     pub fn new(program: &Path) -> Result<Lane> {
         let mut host = Host::new();
         let (shared, fd) = shared::create()?;
@@ -99,14 +99,14 @@ impl Lane {
         self.host.snapshot()
     }
 
-    /// Runs a program from start to end. An error is the tester's own.
+    /// Runs a program from start to end. An error means that the tester has failed.
     pub fn run(&mut self, program: &Program, mode: Mode) -> Result<Transcript> {
         let result = run::run(self, program, mode);
         if let Some(monitor) = self.host.monitor() {
             ensure!(monitor.running(), "the monitor ended with this program:\n{program}\n{}", monitor.stderr());
         }
         if result.is_err() {
-            // Whatever is left belongs to the servers' process groups.
+            // All remaining processes are in the servers' process groups.
             for flavour in 0..2 {
                 self.start(flavour)?;
             }
@@ -114,7 +114,7 @@ impl Lane {
         result
     }
 
-    /// What `bind` has left in the directory.
+    /// Removes files that `bind` has left in the directory.
     fn remove_sockets(&self, program: &Program) {
         if !program.steps.iter().any(|s| s.call == Call::Bind && s.args[1] == PATH) {
             return;
@@ -129,12 +129,13 @@ impl Lane {
         self.order_server(flavour, REAP, 0)
     }
 
-    /// All its threads: it makes one for a moment where it must look at another network namespace.
+    /// Do all threads of the monitor sleep? The monitor starts a thread for a moment to look at
+    /// another network namespace.
     fn monitor_sleeps(&self) -> bool {
         self.monitor.iter().flat_map(|pid| threads(*pid)).all(|tid| Watch::new(tid).doing() != Doing::Running)
     }
 
-    /// What the executors said on stderr: panics, mostly.
+    /// The executors' messages on stderr: panics, mostly.
     pub fn complaints(&self) -> String {
         self.servers.iter().flatten().map(|s| s.stderr()).collect()
     }

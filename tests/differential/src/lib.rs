@@ -3,10 +3,10 @@
 //! specification: the transcripts must be equal.
 //!
 //! A program ([`program`]) is a list of steps, each a call by one actor (a
-//! thread). A scheduler ([`lane`]) makes one step at a time and goes on when the
-//! call has returned, or when the kernel says that all who are in a call sleep:
-//! then the step "blocks", and may return after a later step. What ran is thus
-//! the same in every run, and so must be what it answered.
+//! thread). A scheduler ([`lane`]) makes one step at a time. It goes on when the call has returned,
+//! or when the kernel says that all actors in a call sleep. In the second case the step "blocks",
+//! and may return after a later step. So every run makes the same steps, and must give the same
+//! answers.
 
 pub mod actor;
 pub mod call;

@@ -1,15 +1,15 @@
-//! Programs, and their text.
+//! Programs, and their form as text.
 
 use crate::call::{Call, Kind};
 use crate::symbols as sym;
 use anyhow::{bail, ensure, Context, Result};
 use std::fmt;
 
-/// Actors, variables and ports of a program at most.
+/// Upper limits of a program's actors, variables and ports.
 pub const ACTORS: usize = 12;
 pub const VARS: usize = 64;
 pub const PORTS: usize = 8;
-/// Arguments of a call at most, lists included.
+/// Upper limit of a call's arguments, including lists.
 pub const ARGS: usize = 32;
 
 /// One call by one actor.
@@ -19,7 +19,7 @@ pub struct Step {
     /// First variable that gets what the call returns.
     pub out: u8,
     pub call: Call,
-    /// As [`Kind`] says; a list is flattened into pairs.
+    /// Arguments as [`Kind`] describes them; a list is flattened into pairs.
     pub args: Vec<i64>,
 }
 
@@ -31,7 +31,7 @@ pub struct Program {
 }
 
 impl Step {
-    /// May it sleep, and if so: does it take what it waits for?
+    /// May the step sleep? If so, does it consume the object for which it waits?
     pub fn sleeps(&self) -> Option<bool> {
         use Call::*;
         let flag = |i: usize| self.args[i] & i64::from(libc::MSG_DONTWAIT) != 0;
@@ -46,12 +46,12 @@ impl Step {
         }
     }
 
-    /// Several calls, one after the other.
+    /// Does the step send in several calls, one after the other?
     fn sends_in_pieces(&self) -> bool {
         matches!(self.call, Call::SendMore | Call::SendMmsg | Call::Any | Call::Long)
     }
 
-    /// Holds back, or lets go, what is sent.
+    /// Does the step hold back sent bytes, or release them?
     fn corks(&self) -> bool {
         let more = |i: usize| self.args[i] & i64::from(libc::MSG_MORE) != 0;
         match self.call {
@@ -62,13 +62,13 @@ impl Step {
         }
     }
 
-    /// Takes what bytes there are.
+    /// Does the step receive the bytes that are there?
     fn receives(&self) -> bool {
         use Call::*;
         matches!(self.call, Read | ReadV | PreadV2 | Recv | RecvFrom | RecvMsg | RecvMmsg)
     }
 
-    /// Variables that are descriptors here.
+    /// The variables that the step uses as descriptors.
     fn vars(&self) -> Vec<usize> {
         let mut vars = Vec::new();
         for (i, kind) in self.call.spec().args.iter().enumerate() {
@@ -83,8 +83,8 @@ impl Step {
 }
 
 impl Program {
-    /// For each variable a number: two that may be the same open file, or an epoll
-    /// instance and what it watches, have the same.
+    /// Gives each variable a number. Variables that may refer to the same open file get the same
+    /// number, and so do an epoll instance and what it watches.
     fn groups(&self) -> [usize; VARS] {
         let mut group: [usize; VARS] = std::array::from_fn(|v| v);
         for step in &self.steps {
@@ -107,20 +107,21 @@ impl Program {
         self.steps.iter().find(listens).map(|s| s.args[2] as usize)
     }
 
-    /// Has the variable been bound? Then it connects over the kernel.
+    /// Has the variable been bound? Then it connects over kernel TCP.
     pub fn is_bound(&self, var: usize) -> bool {
         self.steps.iter().any(|s| s.call == Call::Bind && s.args[0] as usize == var)
     }
 
-    /// Would step `i` wait for what step `j`, which sleeps, may take, or take what
-    /// that waits for? Who wakes first is then open. So is, where it sends in pieces, how
-    /// many of them somebody finds who receives and is woken by the first.
+    /// Do step `i` and the sleeping step `j` contend? They do if one takes what the other waits
+    /// for, because the order of wake-ups is then open. They also do if `i` sends in pieces and `j`
+    /// receives, because the number of pieces is open that the receiver finds after the first one
+    /// has woken it.
     pub fn contend(&self, i: usize, j: usize) -> bool {
         let (a, b) = (&self.steps[i], &self.steps[j]);
         if a.sends_in_pieces() && b.receives() {
             return true;
         }
-        // The kernel wakes a sleeper for what was held back later than ours.
+        // The kernel wakes a sleeper for held-back bytes later than the library does.
         if a.corks() && b.sleeps().is_some() {
             return true;
         }

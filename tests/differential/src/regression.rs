@@ -6,13 +6,13 @@ use crate::program::Program;
 use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 
-/// A program with what the comments at its head say.
+/// A program, and the settings in the comments at its head.
 pub struct Regression {
     pub name: String,
     pub program: Program,
     /// `# modes 255 1`: which processes have the library, as bit masks.
     pub modes: Vec<Mode>,
-    /// `# shm 2`: connections over shared memory where all have it.
+    /// `# shm 2`: the number of connections over shared memory if all processes have the library.
     pub shm: u64,
 }
 
@@ -30,7 +30,7 @@ impl Regression {
         Ok(Regression { name, program, modes, shm })
     }
 
-    /// All of a directory, by name.
+    /// Reads all programs of a directory, sorted by name.
     pub fn all(dir: &Path) -> Result<Vec<Regression>> {
         let mut files: Vec<PathBuf> = std::fs::read_dir(dir)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         files.retain(|p| p.extension().is_some_and(|e| e == "txt"));
@@ -38,7 +38,7 @@ impl Regression {
         files.iter().map(|p| Regression::read(p)).collect()
     }
 
-    /// Runs it. An error says how it differs, or that the wrong path was taken.
+    /// Runs the program. The error names the difference, or the wrong path.
     pub fn check(&self, lane: &mut Lane) -> Result<()> {
         lane.quiet_us = 3_000;
         let kernel = lane.run(&self.program, STOCK)?;

@@ -1,47 +1,46 @@
-//! The memory that the scheduler shares with the processes of a program. It
-//! carries orders and answers, so that no descriptor of the programs under
-//! test is taken by the tester.
+//! The memory that the scheduler shares with the processes of a program. It carries orders and
+//! answers, so the tester takes no descriptor of the programs under test.
 
 use crate::program::{ACTORS, ARGS};
 use anyhow::{Context, Result};
 use fsocket_sys as sys;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, Ordering::*};
 
-/// Bytes of one transfer at most; the buffer has room for a guard behind.
+/// Upper limit of the bytes of one transfer. The buffer has room for a guard behind them.
 pub const TRANSFER: usize = 64 * 1024;
 pub const GUARD: usize = 64;
 const DATA: usize = TRANSFER + 4096;
-/// Results beside the return value.
+/// Upper limit of the results besides the return value.
 pub const AUX: usize = 80;
 
-/// [`Slot::state`].
+/// The values of [`Slot::state`].
 pub mod state {
-    /// Nobody there.
+    /// No actor uses the slot.
     pub const FREE: u32 = 0;
-    /// Waits for an order.
+    /// The actor waits for an order.
     pub const IDLE: u32 = 1;
     /// An order is there.
     pub const GO: u32 = 2;
-    /// In the call.
+    /// The actor makes the call.
     pub const BUSY: u32 = 3;
     /// The answer is there.
     pub const DONE: u32 = 4;
-    /// The actor waits until the kernel is through with the call, or with those before.
+    /// The actor waits until the kernel has completed the effects of the call, or of earlier calls.
     pub const SETTLING: u32 = 5;
 }
 
-/// Orders to a fork server: start an actor; collect the dead.
+/// Orders to a fork server: start an actor; collect ended children.
 pub const SPAWN: u32 = 1000;
 pub const REAP: u32 = 1001;
 
-/// One actor, or one fork server. Everything is published by `state`.
+/// The slot of one actor or one fork server. `state` publishes all other fields.
 #[repr(C)]
 pub struct Slot {
     pub state: AtomicU32,
     pub pid: AtomicI32,
     pub tid: AtomicI32,
     pub call: AtomicU32,
-    /// Number of the step; it decides the bytes that are sent.
+    /// Number of the step, which decides the bytes that are sent.
     pub step: AtomicU32,
     pub n_args: AtomicU32,
     pub args: [AtomicI64; ARGS],
@@ -51,16 +50,16 @@ pub struct Slot {
     pub aux: [AtomicI64; AUX],
     /// Bytes of `data` that belong to the answer.
     pub len: AtomicU32,
-    /// Handled USR1, USR2, PIPE.
+    /// Numbers of handled signals: USR1, USR2, PIPE.
     pub signals: [AtomicU32; 3],
     data: std::cell::UnsafeCell<[u8; DATA]>,
 }
 
 #[repr(C)]
 pub struct Shared {
-    /// Counts answers: the scheduler sleeps on it.
+    /// Counts answers. The scheduler sleeps on this word.
     pub answers: AtomicU32,
-    /// Number of the run, which is a part of names.
+    /// Number of the run, which is part of socket names.
     pub run: AtomicU32,
     slots: [Slot; ACTORS + 2],
 }
@@ -76,7 +75,7 @@ pub fn create() -> Result<(&'static Shared, i32)> {
     Ok((map(fd)?, fd))
 }
 
-/// Maps it by a path such as `/proc/1/fd/3`; leaves no descriptor behind.
+/// Maps the memory by a path such as `/proc/1/fd/3`, and leaves no descriptor behind.
 pub fn open(path: &str) -> Result<&'static Shared> {
     use std::os::fd::AsRawFd;
     let file = std::fs::File::options().read(true).write(true).open(path).context("shared memory")?;
@@ -86,7 +85,7 @@ pub fn open(path: &str) -> Result<&'static Shared> {
 fn map(fd: i32) -> Result<&'static Shared> {
     let size = std::mem::size_of::<Shared>();
     let at = sys::mmap(size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0).map_err(os)?;
-    // SAFETY: a mapping of that size which is never undone; zero is valid.
+    // SAFETY: the mapping has that size and is never undone, and all-zero bytes are valid.
     Ok(unsafe { &*(at as *const Shared) })
 }
 
@@ -98,11 +97,11 @@ impl Shared {
     pub fn slot(&self, i: usize) -> &Slot {
         &self.slots[i]
     }
-    /// Fork server of stock (0) or of preloaded (1) processes.
+    /// The slot of the fork server for stock (0) or preloaded (1) processes.
     pub fn server(&self, flavour: usize) -> &Slot {
         &self.slots[ACTORS + flavour]
     }
-    /// An answer is in `slot`.
+    /// Publishes the answer in `slot`.
     pub fn answered(&self, slot: &Slot) {
         slot.state.store(state::DONE, Release);
         self.answers.fetch_add(1, Release);
@@ -111,7 +110,7 @@ impl Shared {
 }
 
 impl Slot {
-    /// Hand over an order.
+    /// Hands over an order.
     pub fn order(&self, call: u32, step: u32, args: &[i64]) {
         self.call.store(call, Relaxed);
         self.step.store(step, Relaxed);
@@ -122,7 +121,7 @@ impl Slot {
         self.state.store(state::GO, Release);
         sys::futex_wake(&self.state, 1);
     }
-    /// Wait for an order; false: none came for `ns` nanoseconds.
+    /// Waits for an order. Returns false if none came for `ns` nanoseconds.
     pub fn next_order(&self, ns: u64) -> bool {
         let end = sys::now_ns() + ns;
         loop {
@@ -148,13 +147,13 @@ impl Slot {
             self.n_aux.store(n + 1, Relaxed);
         }
     }
-    /// The buffer.
+    /// The data buffer.
     ///
     /// # Safety
-    /// Only for whom the state says it belongs to, and one reference at a time.
+    /// Only the owner according to the state may call this, with one reference at a time.
     #[allow(clippy::mut_from_ref)] // the state is the lock
     pub unsafe fn data(&self) -> &mut [u8; DATA] {
-        // SAFETY: the state says that it is this process's, and there is one reference at a time.
+        // SAFETY: the state names one owner of the buffer, which has only this reference.
         unsafe { &mut *self.data.get() }
     }
     pub fn forget(&self) {

@@ -1,11 +1,11 @@
-//! Smaller programs with a difference.
+//! Makes programs with a difference smaller.
 
 use crate::call::{Call, Kind};
 use crate::judge::{differs, Difference};
 use crate::lane::Lane;
 use anyhow::Result;
 
-/// Runs of candidates at most.
+/// Upper limit of the runs of candidates.
 const BUDGET: usize = 400;
 
 /// The smallest program found that still differs.
@@ -15,7 +15,7 @@ pub fn shrink(lane: &mut Lane, from: Difference) -> Result<Difference> {
         None => return Ok(from),
     };
     let mut budget = BUDGET;
-    // What comes after the first difference is rarely needed.
+    // Steps after the first difference are rarely needed.
     let same = best.kernel.lines.iter().zip(&best.ours.lines).take_while(|(a, b)| a == b).count();
     let steps = best.kernel.lines.iter().take(same + 1).filter(|l| !l.starts_with("     ")).count();
     let mut cut = best.program.clone();
@@ -56,7 +56,7 @@ fn attempt(
     }
     *budget -= 1;
     match differs(lane, &candidate, best.mode)? {
-        // Not another difference, which smaller programs may run into.
+        // Only the same difference counts. Smaller programs may run into another one.
         Some(d) if what(&d) == what(best) => {
             *best = d;
             Ok(true)
@@ -65,7 +65,7 @@ fn attempt(
     }
 }
 
-/// What kind of difference: the calls whose answers differ first, and the answers.
+/// The kind of a difference: the first calls whose answers differ, and whether they block.
 fn what(d: &Difference) -> Option<[String; 2]> {
     let (a, b) = d.kernel.lines.iter().zip(&d.ours.lines).find(|(a, b)| a != b)?;
     let call = |line: &str| {

@@ -46,7 +46,7 @@ pub const CLOEXEC: Names = &[("CLOEXEC", libc::O_CLOEXEC as i64)];
 pub const FD_FLAGS: Names = &[("CLOEXEC", libc::FD_CLOEXEC as i64)];
 pub const MASK: Names = &[("USR1", 1), ("USR2", 2)];
 pub const SIGNAL: Names = &[("USR1", libc::SIGUSR1 as i64), ("USR2", libc::SIGUSR2 as i64)];
-/// What is changed of a socket.
+/// Changes of a socket's attributes.
 pub const TOUCH: Names = &[
     ("async", 0),
     ("owner", 1),
@@ -59,7 +59,7 @@ pub const TOUCH: Names = &[
     ("mark", 8),
     ("owner_by_ioctl", 9),
 ];
-/// What the child of a `vfork` does with a descriptor before it becomes another program, or ends.
+/// Actions of a `vfork` child on a descriptor, before the child becomes another program or ends.
 pub const VFORK: Names = &[
     ("end", 0),
     ("close", 1),
@@ -83,8 +83,8 @@ pub const LIMIT: Names = &[
 ];
 /// How a thread gets descriptors of its own.
 pub const UNSHARE: Names = &[("unshare", 0), ("close_range", 1)];
-/// Where a pointer leads that is not fine: `edge` has a few bytes before the end of its page, `constant` can only be
-/// read, `exact` is fine but ends with its page.
+/// The pointers of a call's bad argument. `edge` has a few bytes before the end of its page,
+/// `constant` can only be read, `exact` is valid but ends with its page.
 pub const NOWHERE: Names = &[
     ("fine", 0),
     ("null", 1),
@@ -96,8 +96,9 @@ pub const NOWHERE: Names = &[
     ("kernel", 7),
     ("exact", 8),
 ];
-/// lo4b is another address of the loopback network, `off` an address of a
-/// documentation network that nobody has. The last two are of Unix sockets; their "port" is a part of the name.
+/// Addresses. `lo4b` is another address of the loopback network. `off` is an address of a
+/// documentation network that no host has. The last two are for Unix sockets; their "port" is a
+/// part of the name.
 pub const ADDR: Names = &[
     ("lo4", 0),
     ("any4", 1),
@@ -193,7 +194,7 @@ pub fn parse_bits(names: Names, text: &str) -> Option<i64> {
     Some(value)
 }
 
-/// One of several alternatives.
+/// The name of one of several alternatives.
 pub fn one(names: Names, value: i64) -> String {
     names.iter().find(|(_, v)| *v == value).map_or_else(|| value.to_string(), |(n, _)| (*n).to_owned())
 }
@@ -202,7 +203,7 @@ pub fn parse_one(names: Names, text: &str) -> Option<i64> {
     names.iter().find(|(n, _)| *n == text).map(|(_, v)| *v).or_else(|| text.parse().ok())
 }
 
-/// An errno by name.
+/// The name of an errno.
 pub fn errno(e: i32) -> String {
     const NAMES: &[(i32, &str)] = &[
         (libc::EPERM, "EPERM"),

@@ -1,18 +1,18 @@
-//! What the kernel says a thread is doing.
+//! The kernel's view of a thread's activity.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// State of a thread, read again and again.
+/// Reads the state of a thread again and again.
 pub struct Watch {
     stat: Option<File>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
-    /// Runs, is about to, or waits for a disk.
+    /// The thread runs, is about to run, or waits for a disk.
     Running,
-    /// Sleeps until something happens.
+    /// The thread sleeps until something happens.
     Sleeping,
     Dead,
 }
@@ -38,7 +38,7 @@ impl Watch {
         }
     }
 
-    /// Why a process that nobody has collected yet ended: its wait status.
+    /// The wait status of a process that has ended and is not collected yet.
     pub fn status(&self) -> Option<i32> {
         let mut buffer = [0; 512];
         self.read(&mut buffer)?.split_whitespace().last()?.parse().ok()

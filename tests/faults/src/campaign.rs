@@ -1,4 +1,4 @@
-//! One pair of programs: the calls that the library makes in it, and one run for each fault.
+//! One pair of programs: the library's calls in it, and one run for each fault.
 
 use crate::errors;
 use crate::pairs::{self, Pair};
@@ -9,7 +9,7 @@ use fsocket_testkit::{Finished, Host, Proc};
 use std::process::Command;
 use std::time::Duration;
 
-/// Longer than any program here takes, and than the library waits for its monitor (5 s).
+/// Longer than any program here runs, and than the library waits for its monitor (5 s).
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +18,14 @@ pub enum Side {
     Server,
 }
 
-/// What became of a run with a fault.
+/// The result of a run with a fault.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// As without the fault.
+    /// The output and the exit status are as without the fault.
     Same,
-    /// The program was told of this very error, and said so.
+    /// The program got this very error and reported it.
     Told,
-    /// The call was not reached this time.
+    /// The faulty call was not reached in this run.
     Missed,
     Wrong(String),
 }
@@ -36,7 +36,8 @@ pub struct Run {
     pub verdict: Verdict,
 }
 
-/// How a program ended within [`LIMIT`]; `None`: it did not.
+/// Waits for a program to end. An error says that it has not ended within [`LIMIT`], and where it
+/// sleeps.
 fn end(mut program: Proc) -> Result<Finished, String> {
     if within(LIMIT, || !program.running()) {
         return Ok(program.finish(LIMIT));
@@ -44,7 +45,7 @@ fn end(mut program: Proc) -> Result<Finished, String> {
     Err(format!("hung; it sleeps in\n{}--- it said\n{}{}", sleeps(program.pid()), program.stdout(), program.stderr()))
 }
 
-/// Where the threads of a process sleep.
+/// The calls in which the threads of a process sleep.
 fn sleeps(pid: u32) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let read = |at: &std::path::Path, name| std::fs::read_to_string(at.join(name)).unwrap_or_default();
@@ -57,13 +58,13 @@ pub struct Campaign {
     host: Host,
     pair: Pair,
     _behind: Option<Proc>,
-    /// What the client says without a fault, and how the server ends.
+    /// The client's output without a fault, and the server's exit code and signal.
     expected: String,
     server_end: (Option<i32>, Option<i32>),
 }
 
 impl Campaign {
-    /// `None`: a program is missing.
+    /// Returns `None` if a program is missing.
     pub fn new(name: &str) -> Result<Option<Campaign>> {
         let host = Host::new();
         let Some(pair) = pairs::make(name, &host) else { return Ok(None) };
@@ -73,7 +74,7 @@ impl Campaign {
         };
         let mut c = Campaign { host, pair, _behind: behind, expected: String::new(), server_end: (None, None) };
         let server = c.serve(None)?.0;
-        // The monitor knows the listener a moment after the kernel does.
+        // The kernel knows a listener a moment before the monitor does.
         std::thread::sleep(Duration::from_millis(100));
         let before = c.host.snapshot();
         let said = c.ask(None)?.0.map_err(anyhow::Error::msg)?;
@@ -93,7 +94,8 @@ impl Campaign {
         Ok((serve(&self.host, self.pair.name, command, self.pair.port)?, trap))
     }
 
-    /// Until the listener of a server that has ended is gone. The next one must not be taken for up because of it.
+    /// Waits until the listener of the server that has ended is gone. Otherwise it would make the
+    /// next server look ready.
     fn wait_for_port(&self) -> Result<()> {
         let free = within(LIMIT, || self.host.kernel_sockets(self.pair.port, "0A") == 0);
         ensure!(free, "another program listens on port {}", self.pair.port);
@@ -112,7 +114,7 @@ impl Campaign {
         end(server).map_err(|e| format!("after SIGTERM it {e}"))
     }
 
-    /// The faults of one side, from a run without.
+    /// Plans the faults of one side, from the calls of a run without faults.
     pub fn plan(&self, side: Side, extent: Extent) -> Result<Vec<Fault>> {
         let mut none = Setting::default();
         let seen = match side {
@@ -178,7 +180,7 @@ impl Campaign {
         if matches!(verdict, Verdict::Wrong(_)) {
             return Ok(verdict);
         }
-        // Another client of the same server.
+        // Another client of the same server must be served.
         match self.judge(fault, self.ask(None)?.0, "") {
             Verdict::Same if seen.failed == 0 => Ok(Verdict::Missed),
             Verdict::Same => Ok(verdict),
@@ -190,7 +192,7 @@ impl Campaign {
         let mut command = self.pair.server(&self.host);
         let trap = set(&mut command, Some(&mut Setting { fault: Some(fault) }))?.context("a trap")?;
         self.wait_for_port()?;
-        // (What an earlier one has said says nothing of this one.)
+        // (The logs of earlier runs must not count for this one.)
         self.pair.logs.iter().for_each(|log| drop(std::fs::remove_file(log)));
         let mut server = Proc::spawn(self.host.logs(), self.pair.name, command);
         let up = within(LIMIT, || !server.running() || self.host.kernel_sockets(self.pair.port, "0A") > 0);
@@ -231,14 +233,14 @@ impl Campaign {
         Ok(if seen.failed == 0 && matches!(verdict, Verdict::Same) { Verdict::Missed } else { verdict })
     }
 
-    /// Does this output tell of the error?
+    /// Does this output report the error?
     fn is_named(&self, fault: Fault, output: &str) -> bool {
         let is_of = |call: i64| call == 0 || call == fault.site.number;
         let is_said = self.pair.refusals.iter().any(|(call, text)| is_of(*call) && output.contains(text));
         is_said || errors::is_named(fault.error, output)
     }
 
-    /// All that the server has said so far.
+    /// The server's output and log files so far.
     fn logs(&self, server: &Proc) -> String {
         let files = self.pair.logs.iter().filter_map(|f| std::fs::read_to_string(f).ok());
         files.chain([server.stdout(), server.stderr()]).collect()
@@ -246,8 +248,9 @@ impl Campaign {
 
     fn judge(&self, fault: Fault, said: Result<Finished, String>, server: &str) -> Verdict {
         match said {
-            // Over the kernel's TCP, too, a program waits for ever that goes on after such an error, and so does the
-            // client of a server whose calls fail for good.
+            // A hang after such an error is no failure. With kernel TCP, too, a program that
+            // continues after the error waits for ever. So does the client of a server whose
+            // calls fail for good.
             Err(hung) if self.is_named(fault, &hung) => Verdict::Told,
             Err(_) if fault.on && self.is_named(fault, server) => Verdict::Told,
             Err(hung) => Verdict::Wrong(hung),
@@ -265,14 +268,14 @@ impl Campaign {
     }
 }
 
-/// What a program under a trap is to meet.
+/// The fault for a program that runs under a trap.
 #[derive(Default)]
 struct Setting {
     fault: Option<Fault>,
 }
 
 fn set(command: &mut Command, setting: Option<&mut Setting>) -> Result<Option<Trap>> {
-    setting.map(|s| Trap::set(command, Whose::Library, s.fault, true)).transpose()
+    setting.map(|s| Trap::set(command, Whose::Library, s.fault.into(), true)).transpose()
 }
 
 fn serve(host: &Host, name: &str, command: Command, port: u16) -> Result<Proc> {

@@ -1,12 +1,12 @@
-//! The monitor's own system calls: it may refuse, but neither die nor hang, nor break a connection
-//! that exists or a program that starts.
+//! Faults of the monitor's own system calls. The monitor may refuse requests. It must not die,
+//! hang, or break an existing connection or a starting program.
 
 use crate::campaign::Verdict;
 use crate::plan::{Extent, Planned};
-use crate::trap::{within, Fault, Seen, Trap, Whose};
-use anyhow::{bail, Result};
+use crate::trap::{within, Fault, Faults, Seen, Trap, Whose};
+use anyhow::{bail, Context, Result};
 use fsocket_testkit::host::{Accel, Side};
-use fsocket_testkit::{net, script, Host, Proc, PYTHON};
+use fsocket_testkit::{helper, net, Host, Proc, PYTHON};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,34 +14,42 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The faults, from a run without.
+/// Plans the faults, from the calls of a run without faults.
 pub fn plan(extent: Extent) -> Result<Vec<Fault>> {
-    match scenario(None)? {
+    match scenario(Faults::None)? {
         (seen, Verdict::Same) => Ok(Planned::of(&seen.sites, extent).faults),
         (_, other) => bail!("without a fault: {other:?}"),
     }
 }
 
 pub fn run(fault: Fault) -> Result<Verdict> {
-    let (seen, verdict) = scenario(Some(fault))?;
+    let (seen, verdict) = scenario(Faults::One(fault))?;
     Ok(if seen.failed == 0 && matches!(verdict, Verdict::Same) { Verdict::Missed } else { verdict })
 }
 
-/// Client A has a connection before the fault. Then a server starts, client B asks it, a report is
-/// made. Both must get on; A goes on afterwards, and the monitor serves a client C.
-fn scenario(fault: Option<Fault>) -> Result<(Seen, Verdict)> {
-    let mut host = Host::stopped();
-    let mut trap = None;
-    let mut broken = None;
-    host.start_monitor_with(|command| match Trap::set(command, Whose::Program, fault, false) {
-        Ok(t) => trap = Some(t),
-        Err(e) => broken = Some(e),
-    });
-    if let Some(e) = broken {
-        return Err(e);
-    }
-    let Some(trap) = trap else { bail!("no trap") };
-    let verdict = match steps(&mut host, &trap) {
+/// Runs the scenario with a signal that ends each of the monitor's calls once. The monitor must
+/// refuse nothing.
+pub fn interrupted() -> Result<(Seen, Verdict)> {
+    scenario(Faults::Signals)
+}
+
+/// Asks for a report while each of the monitor's calls takes longer than its watchdog waits. The
+/// monitor must not refuse the report.
+pub fn slow(each: Duration) -> Result<Verdict> {
+    let (mut host, trap) = trapped(Faults::None)?;
+    trap.delay(each);
+    let verdict = if report(&host) { Verdict::Same } else { Verdict::Wrong("a report is refused".into()) };
+    trap.delay(Duration::ZERO);
+    host.kill_monitor();
+    Ok(verdict)
+}
+
+/// Client A has a connection before the fault. Then a server starts, client B sends it requests,
+/// and a report is made. The server and B must succeed. Afterwards A continues, and the monitor
+/// serves a client C.
+fn scenario(faults: Faults) -> Result<(Seen, Verdict)> {
+    let (mut host, trap) = trapped(faults)?;
+    let verdict = match steps(&mut host, &trap, faults == Faults::Signals) {
         Ok(()) => Verdict::Same,
         Err(what) => {
             let said = host.monitor().map(|m| m.stderr()).unwrap_or_default();
@@ -56,17 +64,34 @@ fn scenario(fault: Option<Fault>) -> Result<(Seen, Verdict)> {
     }
 }
 
-fn steps(host: &mut Host, trap: &Trap) -> Result<(), String> {
+/// Starts a monitor under a trap that is not armed yet.
+fn trapped(faults: Faults) -> Result<(Host, Trap)> {
+    let mut host = Host::stopped();
+    let mut trap = None;
+    host.start_monitor_with(|command| trap = Some(Trap::set(command, Whose::Program, faults, false)));
+    Ok((host, trap.context("no trap")??))
+}
+
+/// `refuses_nothing`: the monitor must refuse nothing in spite of the faults.
+fn steps(host: &mut Host, trap: &Trap, refuses_nothing: bool) -> Result<(), String> {
     let (_first, port) = echo_server(host, "epoll")?;
     let mut a = Held::start(host, port)?;
+    let first = host.snapshot();
     trap.arm();
     let (second, other) = echo_server(host, "threaded")?;
+    if refuses_nothing && !within(LIMIT, || host.knows(other)) {
+        return Err("a listener is refused".into());
+    }
     client(host, Accel, other, "B")?;
     drop(second);
-    let _refused = !report(host);
+    let refused = !report(host);
     a.expect("echo", "echoed")?;
     trap.disarm();
-    // (The last fault may still break the connection of one program. This report takes that place.)
+    if refuses_nothing && refused {
+        return Err("a report is refused".into());
+    }
+    // (The last fault may still break the connection of one program. This report may fail instead
+    // of a later request.)
     if !within(LIMIT, || report(host)) {
         return Err("afterwards there is no report".into());
     }
@@ -74,6 +99,10 @@ fn steps(host: &mut Host, trap: &Trap) -> Result<(), String> {
         return Err("the monitor has died".into());
     }
     let before = host.snapshot();
+    let meanwhile = before.since(&first);
+    if refuses_nothing && meanwhile.get("connect_shm") < 3 {
+        return Err(format!("B is served by the kernel\n{meanwhile}"));
+    }
     client(host, Accel, port, "C")?;
     a.expect("new", "new ok")?;
     a.expect("exit", "bye")?;
@@ -91,7 +120,7 @@ fn steps(host: &mut Host, trap: &Trap) -> Result<(), String> {
 
 fn echo_server(host: &Host, kind: &str) -> Result<(Proc, u16), String> {
     let port = net::free_port();
-    let path = script("apps/echo_server.py").display().to_string();
+    let path = helper("echo_server.py").display().to_string();
     let mut server = host.start(Accel, kind, PYTHON, &[&path, kind, &port.to_string()]);
     let up = within(LIMIT, || !server.running() || host.kernel_sockets(port, "0A") > 0);
     if !up || !server.running() {
@@ -102,7 +131,7 @@ fn echo_server(host: &Host, kind: &str) -> Result<(Proc, u16), String> {
 }
 
 fn client(host: &Host, side: Side, port: u16, who: &str) -> Result<(), String> {
-    let path = script("apps/echo_client.py").display().to_string();
+    let path = helper("echo_client.py").display().to_string();
     let args = [&path, "seq", &port.to_string(), "--connections", "3", "--bytes", "100000"];
     let mut client = host.start(side, "client", PYTHON, &args);
     if !within(LIMIT, || !client.running()) {
@@ -115,7 +144,7 @@ fn client(host: &Host, side: Side, port: u16, who: &str) -> Result<(), String> {
     }
 }
 
-/// Asks for a report. False: that is refused.
+/// Asks for a report. Returns false if it is refused.
 fn report(host: &Host) -> bool {
     let mut command = std::process::Command::new(fsocket_testkit::artifacts::cli());
     command.env(fsocket_proto::paths::ENV_SOCKET, host.socket()).env_remove("LD_PRELOAD").args(["ss", "--json"]);
@@ -123,7 +152,7 @@ fn report(host: &Host) -> bool {
     within(LIMIT, || !asked.running()) && asked.finish(LIMIT).code == Some(0)
 }
 
-/// `tests/apps/hold.py`.
+/// A running `tests/apps/hold.py`.
 struct Held {
     proc: Proc,
     control: PathBuf,
@@ -132,7 +161,7 @@ struct Held {
 impl Held {
     fn start(host: &Host, port: u16) -> Result<Held, String> {
         let control = host.file("control", "");
-        let path = script("apps/hold.py").display().to_string();
+        let path = helper("hold.py").display().to_string();
         let args = [path.as_str(), &port.to_string(), &control.display().to_string()];
         let proc = host.start(Accel, "hold", PYTHON, &args);
         let mut held = Held { proc, control };

@@ -1,13 +1,12 @@
-//! Which errors a system call can really return where the library or the monitor makes it.
+//! The errors that a system call can really return where the library or the monitor makes it.
 //!
-//! Only errors that the kernel may return at any moment, whatever the caller did: no descriptors
-//! (EMFILE, ENFILE), no memory (ENOMEM, ENOBUFS), signals (EINTR), a security module or a filter
-//! (EPERM, EACCES). Calls that cannot fail are not
-//! failed: `close`, FUTEX_WAKE, EPOLL_CTL_DEL, F_GETFL. Nor does a socket that is still there say that
-//! its other side is gone (EPIPE, ECONNRESET on the control socket): the tests that kill the monitor
-//! show what happens then.
+//! The list has only errors that the kernel may return at any moment, whatever the caller did: no
+//! descriptors (EMFILE, ENFILE), no memory (ENOMEM, ENOBUFS), signals (EINTR), a security module or
+//! a filter (EPERM, EACCES). Calls that cannot fail are not failed: `close`, FUTEX_WAKE,
+//! EPOLL_CTL_DEL, F_GETFL. A socket does not report either that its other side is gone while it is
+//! there (EPIPE, ECONNRESET on the control socket): the tests that kill the monitor cover that.
 
-// The names of libc.
+// libc's names are lower-case.
 #![allow(non_upper_case_globals)]
 
 use libc::*;
@@ -19,7 +18,7 @@ pub struct Call {
     pub args: [u64; 6],
 }
 
-/// Calls that the filter reports, with their names.
+/// The calls that the filter reports, with their names.
 pub const CALLS: &[(i64, &str)] = &[
     (SYS_accept4, "accept4"),
     (SYS_bind, "bind"),
@@ -69,16 +68,15 @@ pub const CALLS: &[(i64, &str)] = &[
     (SYS_socketpair, "socketpair"),
     (SYS_statx, "statx"),
     (SYS_timer_create, "timer_create"),
-    (SYS_timer_settime, "timer_settime"),
     (SYS_write, "write"),
 ];
 
-/// Name of a call in [`CALLS`].
+/// The name of a call in [`CALLS`].
 pub fn name(number: i64) -> &'static str {
     CALLS.iter().find(|c| c.0 == number).map_or("?", |c| c.1)
 }
 
-/// What tells calls apart that are made in one place: the command of `fcntl` and the like.
+/// Distinguishes calls of one place in the code: the command of `fcntl` and the like.
 pub fn detail(call: &Call) -> u64 {
     match call.number {
         SYS_fcntl | SYS_futex | SYS_epoll_ctl => call.args[1] & 0xffff,
@@ -88,7 +86,7 @@ pub fn detail(call: &Call) -> u64 {
     }
 }
 
-/// Errors that this call may return; the first is tried in short runs.
+/// The errors that this call may return. Short runs only try the first one.
 pub fn errors(call: &Call) -> &'static [i32] {
     let [_, second, third, fourth, ..] = call.args;
     match call.number {
@@ -110,13 +108,13 @@ pub fn errors(call: &Call) -> &'static [i32] {
         SYS_epoll_pwait | SYS_epoll_pwait2 | SYS_nanosleep => &[EINTR],
         SYS_ppoll => &[EINTR, ENOMEM],
         SYS_futex => match second as i32 & !(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME) {
-            // The value has changed just now; a signal.
+            // EAGAIN: the value has just changed. EINTR: a signal.
             FUTEX_WAIT | FUTEX_WAIT_BITSET => &[EAGAIN, EINTR],
             _ => &[],
         },
         SYS_ftruncate => &[ENOMEM, EPERM],
         SYS_mmap | SYS_mprotect => &[ENOMEM],
-        // It splits a mapping, and there are too many of them.
+        // The call may split a mapping when there are too many of them.
         SYS_munmap => &[ENOMEM],
         SYS_madvise => &[ENOMEM, EAGAIN],
         SYS_membarrier => &[EPERM, ENOMEM],
@@ -130,11 +128,23 @@ pub fn errors(call: &Call) -> &'static [i32] {
         SYS_sendmsg if third & MSG_DONTWAIT as u64 != 0 => &[EAGAIN, ENOBUFS, ETOOMANYREFS],
         SYS_sendmsg => &[EINTR, ENOBUFS, ETOOMANYREFS],
         SYS_recvmsg if third & MSG_DONTWAIT as u64 != 0 => &[ENOMEM],
-        // EAGAIN: SO_RCVTIMEO, that is, the other side does not answer in time.
+        // EAGAIN: SO_RCVTIMEO has expired, because the other side did not answer in time.
         SYS_recvmsg => &[EINTR, EAGAIN],
         SYS_recvfrom if fourth & MSG_DONTWAIT as u64 != 0 => &[ENOMEM],
         SYS_recvfrom | SYS_sendto => &[EINTR, ENOMEM],
         SYS_write => &[ENOMEM],
+        _ => &[],
+    }
+}
+
+/// EINTR if a signal may end this call. A signal may if the call waits, or if a supervisor
+/// (seccomp_unotify(2)) or a file system answers it.
+pub fn by_signal(call: &Call) -> &'static [i32] {
+    match call.number {
+        SYS_fcntl if call.args[1] as i32 != F_ADD_SEALS => &[],
+        SYS_accept4 | SYS_epoll_pwait | SYS_epoll_pwait2 | SYS_fcntl | SYS_ftruncate | SYS_memfd_create
+        | SYS_openat | SYS_ppoll | SYS_pread64 | SYS_read | SYS_recvfrom | SYS_recvmsg | SYS_sendmsg | SYS_sendto
+        | SYS_write => &[EINTR],
         _ => &[],
     }
 }
@@ -166,9 +176,9 @@ pub fn error_number(name: &str) -> Option<i32> {
     NAMES.iter().find(|n| n.1 == name).map(|n| n.0).or_else(|| name.parse().ok())
 }
 
-/// Does a program's output name this error? As C, Python, node and the servers write it.
+/// Does a program's output name this error, in the way of C, Python, Node.js or the servers?
 pub fn is_named(error: i32, output: &str) -> bool {
-    // SAFETY: a static or thread-local string of libc's.
+    // SAFETY: `strerror` returns a static or thread-local string.
     let words = unsafe { std::ffi::CStr::from_ptr(strerror(error)) }.to_string_lossy().into_owned();
     let forms = [words, error_name(error), format!("Errno {error}]"), format!("errno {error}")];
     forms.iter().any(|form| output.contains(form.as_str()))

@@ -41,7 +41,7 @@ struct Sum {
     told: usize,
     missed: usize,
     wrong: Vec<String>,
-    /// Places at which the program was told, with how often.
+    /// Places at which the program was told of the error, with the number of times.
     told_at: BTreeMap<String, usize>,
 }
 
@@ -69,7 +69,7 @@ impl Sum {
 }
 
 impl Options {
-    /// The faults to run: those named, else those planned.
+    /// The faults to run: those that the user has named, else the planned ones.
     fn choose(&self, plan: impl FnOnce() -> Result<Vec<Fault>>) -> Result<Vec<Fault>> {
         let mut faults = if self.fault.is_empty() { plan()? } else { self.fault.clone() };
         if let Some(name) = &self.error {

@@ -1,26 +1,28 @@
-//! The programs: ten pairs of a server and a client that says whether every byte was right.
+//! The programs: ten pairs of a server and a client. The client reports whether every byte was
+//! right.
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{find_program, net, script, Host, PYTHON};
+use fsocket_testkit::{find_program, helper, net, Host, PYTHON};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Programs of a pair, as they are started again and again.
+/// The programs of a pair. Each fault starts them again.
 pub struct Pair {
     pub name: &'static str,
     pub port: u16,
     server: Vec<String>,
     client: Vec<String>,
-    /// What the server needs beside it, started once.
+    /// The command and port of a program that the server needs, which is started once.
     pub behind: Option<(Vec<String>, u16)>,
-    /// Where it writes errors, besides its output.
+    /// Files to which the server writes errors, besides its output.
     pub logs: Vec<PathBuf>,
-    /// How it says that a call has failed, where it does not say with which error; the call, or 0 for any.
+    /// Messages for a failed call that do not name the error. The number is the call, or 0 for any
+    /// call.
     pub refusals: &'static [(i64, &'static str)],
 }
 
-/// All of them, with the programs that must be installed.
+/// The names of all pairs, with the programs that must be installed.
 pub const NAMES: &[(&str, &[&str])] = &[
     ("echo-c", &["cc"]),
     ("echo-epoll", &[]),
@@ -34,7 +36,8 @@ pub const NAMES: &[(&str, &[&str])] = &[
     ("haproxy", &["haproxy", "nginx", "curl"]),
 ];
 
-/// The pair of this name, with its files in the host's directory; `None`: a program is missing.
+/// The pair of this name, with its files in the host's directory. Returns `None` if a program is
+/// missing.
 pub fn make(name: &str, host: &Host) -> Option<Pair> {
     let known = NAMES.iter().find(|n| n.0 == name)?;
     if known.1.iter().any(|program| find_program(program).is_none()) {
@@ -42,7 +45,7 @@ pub fn make(name: &str, host: &Host) -> Option<Pair> {
     }
     let port = net::free_port();
     let p = port.to_string();
-    let script = |s: &str| script(&format!("apps/{s}")).display().to_string();
+    let script = |s: &str| helper(s).display().to_string();
     let python = |file: &str, args: &[&str]| {
         let head = [PYTHON.to_owned(), script(file)];
         head.into_iter().chain(args.iter().map(|a| (*a).to_owned())).collect::<Vec<_>>()
@@ -107,13 +110,14 @@ pub fn make(name: &str, host: &Host) -> Option<Pair> {
     Some(pair)
 }
 
-/// `poll` has failed, later or in the middle of `connect`.
+/// `poll` has failed, after or during `connect`.
 const CURL: &[(i64, &str)] = &[
     (libc::SYS_ppoll, "(43) A libcurl function was given a bad argument"),
     (libc::SYS_ppoll, "(7) Failed to connect"),
 ];
 
-/// It names no error. The one about the mode is of TCP_NODELAY, those about limits are of `accept`.
+/// haproxy names no error. The message about the mode means TCP_NODELAY, and those about limits
+/// mean `accept`.
 const HAPROXY: &[(i64, &str)] = &[
     CURL[0],
     CURL[1],
@@ -124,7 +128,7 @@ const HAPROXY: &[(i64, &str)] = &[
     (libc::SYS_socket, "reached system memory limit"),
 ];
 
-/// A few files of different sizes, of which only the checksum is said.
+/// Gets files of three sizes, and prints only their checksums.
 fn curl(curl: &str, port: u16) -> Vec<String> {
     let get = format!(
         "set -o pipefail; for size in 1000 65536 1000000; do \
@@ -156,7 +160,7 @@ fn nginx(host: &Host, port: u16) -> (Vec<String>, PathBuf) {
 impl Pair {
     fn command(host: &Host, words: &[String]) -> Command {
         let mut command = host.command(Accel, &words[0]);
-        // (An answer that a fault has lost is not waited for.)
+        // (The library must not wait for an answer that a fault has lost.)
         command.env_remove(fsocket_proto::paths::ENV_PATIENCE);
         command.args(&words[1..]);
         command

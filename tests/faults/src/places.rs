@@ -1,10 +1,10 @@
-//! Names of places in a file: function and line.
+//! Readable names of places in a file: function and line.
 
 use crate::trap::Site;
 use std::path::Path;
 use std::process::Command;
 
-/// `function (file:line)` of the innermost frames that are not the system call itself.
+/// `function (file:line)` of the innermost frames, without those of the system call itself.
 pub fn describe(file: &Path, site: &Site) -> String {
     let Some(at) = address(file, site.offset) else { return String::new() };
     let mut command = Command::new("addr2line");
@@ -19,7 +19,7 @@ pub fn describe(file: &Path, site: &Site) -> String {
     frames.join(" < ")
 }
 
-/// Virtual address of an offset in an ELF-64 file.
+/// The virtual address of a file offset in an ELF-64 file.
 fn address(file: &Path, offset: u64) -> Option<u64> {
     let bytes = std::fs::read(file).ok()?;
     let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));

@@ -1,8 +1,11 @@
 //! Stops a program at every system call of the library, and makes one of them fail.
 //!
 //! A seccomp filter with SECCOMP_RET_USER_NOTIF is installed between `fork` and `exec`, so the
-//! library sees nothing of it. A thread here answers the notifications: the instruction pointer
-//! tells whether the call comes from the library, and from which place in it.
+//! library does not notice it. A thread of this process answers the notifications. The instruction
+//! pointer shows whether the call comes from the library, and from which place in it.
+//!
+//! Long: the trap, the filter in the child, and the warden that answers the filter are one
+//! protocol.
 
 use crate::errors::{self, Call};
 use anyhow::{bail, Context, Result};
@@ -12,12 +15,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A place in the code: a call and the offset of its instruction in the file.
+/// A place in the code: a system call, and the offset of its instruction in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site {
     pub number: i64,
@@ -31,7 +34,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// The call that fails: the `nth` at a place (from 1), and with `on` every one after it.
+/// The call that fails: number `nth` at a place (from 1), and with `on` every later one, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub site: Site,
@@ -49,7 +52,7 @@ impl fmt::Display for Fault {
 
 impl FromStr for Fault {
     type Err = anyhow::Error;
-    /// As displayed: `socket.0@1a2b#3=EMFILE`; `#3+`: every one from the third on.
+    /// The format of `Display`: `socket.0@1a2b#3=EMFILE`. `#3+` means every call from the third on.
     fn from_str(text: &str) -> Result<Fault> {
         let parse = || {
             let (place, error) = text.split_once('=')?;
@@ -70,27 +73,42 @@ impl FromStr for Fault {
     }
 }
 
-/// Calls of which code count.
+/// The calls that fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    None,
+    One(Fault),
+    /// The first call at each place fails with EINTR, if a signal may end it.
+    Signals,
+}
+
+impl From<Option<Fault>> for Faults {
+    fn from(one: Option<Fault>) -> Faults {
+        one.map_or(Faults::None, Faults::One)
+    }
+}
+
+/// The code whose calls count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// Of the library, in whatever program.
+    /// Calls of the library, in any program.
     Library,
-    /// Of the program itself and of libc.
+    /// Calls of the program itself and of libc.
     Program,
 }
 
-/// What was seen.
+/// The calls that the trap has seen.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// How often each place was passed, with the errors that its call may return.
+    /// How often each place made its call, with the errors that the call may return.
     pub sites: BTreeMap<Site, (u32, &'static [i32])>,
-    /// Calls that were failed.
+    /// Number of calls that the trap made fail.
     pub failed: u32,
-    /// Something went wrong with the trap itself.
+    /// An error of the trap itself.
     pub broken: Option<String>,
 }
 
-/// In memory that parent and child share.
+/// Memory that parent and child share.
 struct Page {
     pid: AtomicI32,
     listener: AtomicI32,
@@ -99,33 +117,37 @@ struct Page {
 
 pub struct Trap {
     seen: Arc<Mutex<Seen>>,
-    /// From now on calls are failed and counted.
+    /// If true, calls are counted and may fail.
     armed: Arc<AtomicBool>,
+    /// Delay of each call in milliseconds.
+    delay: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Trap {
-    /// `command` will run under the trap, with everything that it starts. `armed`: from the start
-    /// on, else from [`Trap::arm`] on.
-    pub fn set(command: &mut Command, whose: Whose, fault: Option<Fault>, armed: bool) -> Result<Trap> {
+    /// Makes `command` run under the trap, with everything that it starts. The trap counts and
+    /// fails calls from the start if `armed`, else from [`Trap::arm`] on.
+    pub fn set(command: &mut Command, whose: Whose, faults: Faults, armed: bool) -> Result<Trap> {
         let page = share()?;
-        // SAFETY: between fork and exec of a process with several threads: system calls and memory
-        // that is there already; nothing is allocated.
-        unsafe { command.pre_exec(move || enter(page)) };
+        // SAFETY: `enter` runs between fork and exec of a process with several threads. It only
+        // makes system calls and uses memory that exists already, and allocates nothing.
+        unsafe { command.pre_exec(move || enter(page, whose)) };
         let seen = Arc::new(Mutex::new(Seen::default()));
         let (stop, armed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(armed)));
+        let delay = Arc::new(AtomicU64::new(0));
         let warden = Warden {
             page,
             whose,
-            fault,
+            faults,
             seen: seen.clone(),
             armed: armed.clone(),
+            delay: delay.clone(),
             stop: stop.clone(),
             texts: HashMap::new(),
         };
         let thread = std::thread::Builder::new().name("warden".into()).spawn(move || warden.run())?;
-        Ok(Trap { seen, armed, stop, thread: Some(thread) })
+        Ok(Trap { seen, armed, delay, stop, thread: Some(thread) })
     }
 
     pub fn arm(&self) {
@@ -136,13 +158,18 @@ impl Trap {
         self.armed.store(false, Ordering::SeqCst);
     }
 
+    /// From now on each call waits this long, as on a busy machine.
+    pub fn delay(&self, each: Duration) {
+        self.delay.store(each.as_millis() as u64, Ordering::SeqCst);
+    }
+
     pub fn seen(&self) -> Seen {
         self.seen.lock().map(|s| s.clone()).unwrap_or_default()
     }
 }
 
 impl Drop for Trap {
-    /// The processes must have ended: what they ask for now fails with ENOSYS.
+    /// The processes must have ended: without the thread, their calls fail with ENOSYS.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -151,9 +178,9 @@ impl Drop for Trap {
     }
 }
 
-/// A page for one trap. It is never unmapped: a child may still look at it.
+/// A page for one trap. It is never unmapped, because a child may still use it.
 fn share() -> Result<&'static Page> {
-    // SAFETY: a new mapping; zeroes are a valid Page.
+    // SAFETY: `at` is a new mapping that is never undone, and all-zero bytes are a valid Page.
     unsafe {
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let at = libc::mmap(std::ptr::null_mut(), 4096, prot, flags, -1, 0);
@@ -168,22 +195,31 @@ fn share() -> Result<&'static Page> {
 
 const MAX_CALLS: usize = 64;
 
-/// In the child: install the filter, and wait until the parent has the listener.
-fn enter(page: &Page) -> std::io::Result<()> {
+/// Runs in the child: installs the filter, and waits until the parent has the listener.
+///
+/// A signal ends every call that waits for the warden with EINTR, even a call that otherwise never
+/// waits. So the monitor's watchdog, which measures how long a call takes, gets no timer here:
+/// setting the timer succeeds without effect.
+fn enter(page: &Page, whose: Whose) -> std::io::Result<()> {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    let mut code = [libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW }; MAX_CALLS + 4];
+    let mut code = [libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW }; MAX_CALLS + 6];
     let n = errors::CALLS.len() + 1;
-    // `nr` comes first in seccomp_data. execve: the mappings change.
+    // `nr` is the first field of seccomp_data. execve is reported because it changes the mappings.
     code[0] = libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 };
     let numbers = errors::CALLS.iter().map(|c| c.0).chain([libc::SYS_execve]);
     for (i, number) in numbers.enumerate() {
-        code[1 + i] = libc::sock_filter { code: EQUAL, jt: (n - i) as u8, jf: 0, k: number as u32 };
+        code[1 + i] = libc::sock_filter { code: EQUAL, jt: (n + 1 - i) as u8, jf: 0, k: number as u32 };
     }
-    code[1 + n + 1].k = libc::SECCOMP_RET_USER_NOTIF;
-    let program = libc::sock_fprog { len: (n + 3) as u16, filter: code.as_mut_ptr() };
-    // SAFETY: plain system calls; the filter lives until the call returns.
+    // (Three instructions follow: allow the call; ask the warden; succeed without the call.)
+    code[n + 1] = libc::sock_filter { code: EQUAL, jt: 2, jf: 0, k: libc::SYS_timer_settime as u32 };
+    code[n + 3].k = libc::SECCOMP_RET_USER_NOTIF;
+    if whose == Whose::Program {
+        code[n + 4].k = libc::SECCOMP_RET_ERRNO;
+    }
+    let program = libc::sock_fprog { len: (n + 5) as u16, filter: code.as_mut_ptr() };
+    // SAFETY: system calls with numbers, and with a filter that lives until the call returns.
     unsafe {
         if libc::geteuid() != 0 && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
             return Err(std::io::Error::last_os_error());
@@ -206,11 +242,13 @@ fn enter(page: &Page) -> std::io::Result<()> {
 struct Warden {
     page: &'static Page,
     whose: Whose,
-    fault: Option<Fault>,
+    faults: Faults,
     seen: Arc<Mutex<Seen>>,
     armed: Arc<AtomicBool>,
+    delay: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
-    /// By thread, where the library's code lies: first and last address, and offset in the file.
+    /// For each thread, the range of the library's code: first and last address, and offset in the
+    /// file.
     texts: HashMap<u32, [u64; 3]>,
 }
 
@@ -225,7 +263,7 @@ impl Warden {
         }
     }
 
-    /// The child's listener; `None`: there will be no child.
+    /// The listener of the child's filter, or `None` if there will be no child.
     fn listener(&self) -> Result<Option<OwnedFd>> {
         while self.page.listener.load(Ordering::SeqCst) < 0 {
             if self.stop.load(Ordering::SeqCst) {
@@ -234,7 +272,7 @@ impl Warden {
             std::thread::sleep(Duration::from_micros(200));
         }
         let (pid, fd) = (self.page.pid.load(Ordering::SeqCst), self.page.listener.load(Ordering::SeqCst));
-        // SAFETY: plain system calls; the descriptors returned are ours alone.
+        // SAFETY: the calls take numbers only, and nothing else owns the returned descriptors.
         let listener = unsafe {
             let pidfd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
             if pidfd < 0 {
@@ -251,39 +289,44 @@ impl Warden {
         Ok(Some(listener))
     }
 
-    /// Answers until all processes of the filter have ended.
+    /// Answers until all processes under the filter have ended.
     fn serve(&mut self, listener: &OwnedFd) -> Result<()> {
         while !self.stop.load(Ordering::SeqCst) {
             let mut p = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd.
+            // SAFETY: the call uses one local pollfd.
             match unsafe { libc::poll(&mut p, 1, 20) } {
                 0 => continue,
                 n if n < 0 => continue,
                 _ => {}
             }
             if p.revents & libc::POLLIN == 0 {
-                return Ok(()); // POLLHUP: nobody is left.
+                return Ok(()); // POLLHUP: no process is left.
             }
-            // SAFETY: zeroes are a valid notification, as the call demands; the kernel fills it in.
+            // SAFETY: all-zero bytes are a valid notification, which the call demands; the kernel
+            // fills it in.
             let mut got: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-            // SAFETY: see above.
+            // SAFETY: the call writes to a local notification, which is zero.
             if unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_RECV, &mut got) } != 0 {
-                continue; // ENOENT: a signal took the thread out of its call.
+                continue; // ENOENT: a signal has ended the thread's call.
             }
             let error = self.decide(&got);
+            match self.delay.load(Ordering::SeqCst) {
+                0 => {}
+                ms => std::thread::sleep(Duration::from_millis(ms)),
+            }
             let answer = libc::seccomp_notif_resp {
                 id: got.id,
                 val: 0,
                 error: -error.unwrap_or(0),
                 flags: if error.is_some() { 0 } else { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 },
             };
-            // SAFETY: the answer lives here. ENOENT: as above.
+            // SAFETY: the call reads a local answer. (ENOENT: the thread has gone.)
             unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND, &answer) };
         }
         Ok(())
     }
 
-    /// The error with which this call fails.
+    /// The error with which this call fails, if it fails.
     fn decide(&mut self, got: &libc::seccomp_notif) -> Option<i32> {
         if i64::from(got.data.nr) == libc::SYS_execve {
             self.texts.clear();
@@ -294,7 +337,10 @@ impl Warden {
         }
         let offset = self.offset(got.pid, got.data.instruction_pointer)?;
         let call = Call { number: i64::from(got.data.nr), args: got.data.args };
-        let errors = errors::errors(&call);
+        let errors = match self.faults {
+            Faults::Signals => errors::by_signal(&call),
+            _ => errors::errors(&call),
+        };
         if errors.is_empty() {
             return None;
         }
@@ -303,14 +349,18 @@ impl Warden {
         let count = &mut seen.sites.entry(site).or_insert((0, errors)).0;
         *count += 1;
         let nth = *count;
-        // Other arguments in the same place may allow other errors.
+        // A call with other arguments at the same place may not have this error.
         let due = |f: &Fault| f.site == site && errors.contains(&f.error) && (nth == f.nth || f.on && nth > f.nth);
-        let fault = self.fault.filter(due)?;
+        let error = match self.faults {
+            Faults::None => return None,
+            Faults::One(fault) => Some(fault).filter(due)?.error,
+            Faults::Signals => Some(libc::EINTR).filter(|_| nth == 1)?,
+        };
         seen.failed += 1;
-        Some(fault.error)
+        Some(error)
     }
 
-    /// Where in its file the instruction lies, if it is code of which the calls count.
+    /// The file offset of the instruction, if it belongs to code whose calls count.
     fn offset(&mut self, thread: u32, at: u64) -> Option<u64> {
         let inside = |t: &[u64; 3]| (t[0]..=t[1]).contains(&at).then(|| at - t[0] + t[2]);
         if let Some(offset) = self.texts.get(&thread).and_then(inside) {
@@ -335,7 +385,8 @@ impl Warden {
     }
 }
 
-/// First and last address and file offset of a line of /proc/PID/maps, if it is code of a file.
+/// First and last address and file offset from a line of /proc/PID/maps, if the line is code of a
+/// file.
 fn text(line: &str) -> Option<[u64; 3]> {
     let mut words = line.split_whitespace();
     let (from, to) = words.next()?.split_once('-')?;
@@ -352,7 +403,7 @@ const fn ioctl(number: libc::c_ulong, size: usize) -> libc::c_ulong {
     3 << 30 | (size as libc::c_ulong) << 16 | (b'!' as libc::c_ulong) << 8 | number
 }
 
-/// Waits until `done`, at most `limit`.
+/// Waits until `done` returns true, at most for `limit`.
 pub fn within(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     loop {

@@ -1,4 +1,5 @@
-//! The first call of each place, in a C program with threads and epoll; `make faults` is longer.
+//! Fails the first call of each place, in a C program with threads and epoll. `make faults` runs
+//! all faults.
 
 use fsocket_faults::campaign::{Campaign, Side, Verdict};
 use fsocket_faults::plan::Extent;
@@ -6,7 +7,7 @@ use fsocket_faults::{daemon, places};
 use fsocket_testkit::{artifacts, stock_mode};
 use std::time::{Duration, Instant};
 
-/// Of each part: a run of faults takes a tenth of a second each on an idle machine.
+/// Time for each part. On an idle machine each fault takes a tenth of a second.
 const TIME: Duration = Duration::from_secs(12);
 
 fn library(side: Side) {
@@ -41,6 +42,28 @@ fn each_call_of_the_library_in_a_client() {
 #[test]
 fn each_call_of_the_library_in_a_server() {
     library(Side::Server);
+}
+
+#[test]
+fn a_signal_has_the_monitor_refuse_nothing() {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    let (seen, verdict) = daemon::interrupted().expect("a run");
+    assert!(matches!(verdict, Verdict::Same), "{verdict:?}");
+    assert!(seen.failed >= 15, "only {} places of the monitor were interrupted", seen.failed);
+}
+
+/// Each call takes longer than the watchdog waits.
+#[test]
+fn a_slow_machine_has_the_monitor_refuse_no_report() {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    let verdict = daemon::slow(Duration::from_millis(60)).expect("a run");
+    assert!(matches!(verdict, Verdict::Same), "{verdict:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Bytes as a stream of decisions; zeroes once they are used up.
+//! Bytes as a stream of decisions. When they are used up, zeroes follow.
 
 pub struct Input<'a> {
     rest: &'a [u8],

@@ -1,13 +1,13 @@
-//! One function for each fuzzer of `fuzz/`: it takes any bytes, and panics if something is wrong.
+//! One function for each fuzzer of `fuzz/`. It takes any bytes, and panics if something is wrong.
 //!
-//! | target | what the bytes are |
+//! | target | meaning of the bytes |
 //! | --- | --- |
-//! | [`ring::ring`] | calls on a byte ring, and what its peer writes at each access of them |
-//! | [`syn::syn`] | calls on SYN queues, and what somebody writes into them |
+//! | [`ring::ring`] | calls on a byte ring, and what its peer writes at each access to the ring |
+//! | [`syn::syn`] | calls on SYN queues, and what a peer writes into them |
 //! | [`readers::report`], [`readers::registry`], [`readers::settings`] | a report, a registry, a configuration file |
 //! | [`readers::packets`] | packets between library and monitor |
 //! | [`player::messages`] | messages with descriptors to a monitor, from two clients |
-//! | [`player::arena`] | the arena and the channel of a client that then ends |
+//! | [`player::arena`] | the arena and the channel of a client, which then ends |
 
 pub mod input;
 #[cfg(feature = "monitor")]
@@ -16,7 +16,7 @@ pub mod readers;
 pub mod ring;
 pub mod syn;
 
-/// A target: its name, which is that of its corpus, and its function.
+/// A target: the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 pub const TARGETS: &[Target] = &[

@@ -1,7 +1,7 @@
-//! A real monitor in this process, and clients that say and write anything.
+//! A real monitor in this process, and clients that send and write anything.
 //!
-//! The oracle: an honest client beside them keeps its listener and its channel, and is answered. A
-//! monitor that panics aborts the process.
+//! The oracle: an honest client beside them keeps its listener and its channel, and gets answers.
+//! If the monitor panics, the process aborts.
 
 use crate::input::Input;
 use crate::readers;
@@ -24,15 +24,15 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long an honest client may wait for an answer, on a machine that does other things, too.
+/// How long an honest client may wait for an answer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Numbers of messages are below.
+/// All numbers of messages are lower.
 const KINDS: u8 = 96;
 
 static MONITOR: OnceLock<PathBuf> = OnceLock::new();
 
-/// The socket of the one monitor of this process, which is never stopped.
+/// The socket of this process's only monitor, which never stops.
 fn monitor() -> &'static PathBuf {
     MONITOR.get_or_init(|| {
         let dir = tempfile::tempdir().expect("a directory").keep();
@@ -48,12 +48,14 @@ fn monitor() -> &'static PathBuf {
             programs: Vec::new(),
             hosts: None,
             links: None,
+            retired: false,
             balance: Default::default(),
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };
         let start = move || {
-            // What it may change by mistake is then nobody else's. (Needs root, as such changes do.)
-            // SAFETY: of this thread alone.
+            // The thread has its own network namespace, so accidental changes do not reach other
+            // programs. (Both need root.)
+            // SAFETY: the call takes numbers only, and changes this thread alone.
             let _ = unsafe { libc::unshare(libc::CLONE_NEWNET) };
             let (_stop, never) = (eventfd(0, EventfdFlags::CLOEXEC), eventfd(0, EventfdFlags::CLOEXEC));
             let run = || Monitor::start(config).expect("a monitor").run(never.expect("an eventfd").as_fd(), || true);
@@ -72,11 +74,11 @@ fn monitor() -> &'static PathBuf {
     })
 }
 
-/// A client of it.
+/// A client of the monitor.
 struct Client {
     fd: OwnedFd,
     seq: u32,
-    /// Numbers that answers have named.
+    /// Numbers that answers have contained.
     ids: Vec<u64>,
     channel: Option<OwnedFd>,
 }
@@ -98,7 +100,7 @@ impl Client {
         let _ = wire::send(self.fd.as_fd(), &msg.into(), fd.map(AsFd::as_fd));
     }
 
-    /// Reads what there is.
+    /// Receives all messages that are there.
     fn drain(&mut self) {
         while let Received::Message(msg, fd) = wire::receive(self.fd.as_fd()) {
             let msg = Packet::from(msg);
@@ -120,7 +122,7 @@ impl Client {
         loop {
             let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
             let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-            // libFuzzer has a timer.
+            // EINTR: libFuzzer has a timer.
             match poll(&mut fds, Some(&limit)) {
                 Err(Errno::INTR) => continue,
                 ready => assert!(ready.expect("poll") > 0, "no answer within {PATIENCE:?}"),
@@ -136,7 +138,7 @@ impl Client {
     }
 }
 
-/// The clients that must not notice anything, and what they hold.
+/// The clients that must not notice anything, and their objects.
 struct Honest {
     server: Client,
     client: Client,
@@ -144,8 +146,8 @@ struct Honest {
     address: Addr,
     channel: u64,
     socket: TcpListener,
-    /// A listener for those that break the protocol. Their user gets no channel to it for a while
-    /// then, and here everybody is one user.
+    /// A listener for clients that break the protocol. After that, their user gets no channel to
+    /// this listener for a while, and all clients here are of one user.
     bait: (u64, Addr, TcpListener),
 }
 
@@ -181,7 +183,7 @@ impl Honest {
         answer.id
     }
 
-    /// As it was: the same channel, and both are answered.
+    /// Checks that nothing has changed: the channel is the same, and both clients get answers.
     fn check(&mut self) {
         assert_eq!(self.connect(), self.channel, "the channel is another one");
         self.server
@@ -199,7 +201,7 @@ fn honest(check: impl FnOnce(&mut Honest)) {
     HONEST.with_borrow_mut(|h| check(h.get_or_insert_with(Honest::new)));
 }
 
-/// Descriptors of right and wrong kinds.
+/// A descriptor of a right or a wrong kind.
 fn descriptor(input: &mut Input, own: &TcpListener) -> Option<OwnedFd> {
     let sealed = |size| memfd("fuzz", size, SealFlags::SHRINK | SealFlags::GROW).ok();
     let socket = |family, kind| rustix::net::socket(family, kind, None).ok();
@@ -232,12 +234,13 @@ fn descriptor(input: &mut Input, own: &TcpListener) -> Option<OwnedFd> {
             Some(fd)
         }
         15 => {
-            // The other end of a connection.
+            // The accepted end of a connection.
             let _opened = TcpStream::connect(own.local_addr().ok()?).ok()?;
             own.accept().ok().map(|(end, _)| end.into())
         }
         16 => {
-            // A process that the monitor does not know: this one's would be the honest ones'.
+            // The monitor does not know this process. The number of a known process would name an
+            // honest client.
             let text = br#"{"target":{"process":1},"off":true}"#;
             let fd = sealed(text.len())?;
             let _ = rustix::io::pwrite(&fd, text, 0);
@@ -254,7 +257,7 @@ fn label(fd: &OwnedFd) -> Option<Mapping> {
     Some(map)
 }
 
-/// A number that means something, or any.
+/// A number that means something, or any number.
 fn number(input: &mut Input, client: &Client, own: &Honest) -> u64 {
     match input.u8() % 8 {
         0 => 0,
@@ -268,7 +271,7 @@ fn number(input: &mut Input, client: &Client, own: &Honest) -> u64 {
     }
 }
 
-/// Messages of two clients that the bytes describe.
+/// Sends the messages of two clients that the bytes describe.
 pub fn messages(data: &[u8]) {
     honest(|own| {
         let mut input = Input::new(data);
@@ -294,7 +297,7 @@ pub fn messages(data: &[u8]) {
                 let addr = Addr { port: own.address.port ^ u16::from(input.u8() & 1), ..own.address };
                 Packet { id, arg0, arg1, arg2, addr, seq: u32::from(input.u8()), ..Packet::new(kind) }
             };
-            // What the monitor does with devices as root is not for this machine.
+            // Requests that change devices as root must not run on this machine.
             if msg.kind == request::Steer::KIND {
                 continue;
             }
@@ -306,7 +309,7 @@ pub fn messages(data: &[u8]) {
     });
 }
 
-/// A client with an arena and a channel to the honest server writes both full and ends.
+/// A client with an arena and a channel to the honest server fills both with values, and ends.
 pub fn arena(data: &[u8]) {
     honest(|own| {
         let mut input = Input::new(data);
@@ -345,7 +348,7 @@ pub fn arena(data: &[u8]) {
                 5 => channel.at::<AtomicU64>(WAITER_OFF + at % 3000 * 8).store(value, Ordering::Relaxed),
                 6 => channel.at::<AtomicU32>(SLOT_OFF + at % 1000 * 4).store(value as u32, Ordering::Relaxed),
                 _ => {
-                    // Something makes the monitor look.
+                    // A message makes the monitor look at the memory.
                     let kinds = [
                         request::ChannelHandle::KIND,
                         request::Arrives::KIND,

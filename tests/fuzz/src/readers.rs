@@ -1,4 +1,4 @@
-//! Readers of what somebody else has written as a whole.
+//! Readers of whole inputs that other programs have written.
 
 use crate::input::Input;
 use fsocket_listeners::route;
@@ -7,7 +7,7 @@ use fsocket_proto::report::Report;
 use fsocket_proto::{Addr, Message, Msg, Request};
 use zerocopy::FromBytes;
 
-/// What is read as a report can be written, and is then read as the same.
+/// If a report can be read, it can be written, and reading it again gives the same report.
 pub fn report(data: &[u8]) {
     let Ok(report) = serde_json::from_slice::<Report>(data) else { return };
     let text = serde_json::to_string(&report).expect("a report");
@@ -15,7 +15,8 @@ pub fn report(data: &[u8]) {
     assert_eq!(serde_json::to_string(&again).expect("a report"), text);
 }
 
-/// Any packet is a message, or an error. A message can be sent, and is then read as the same.
+/// Every packet is a message or an error. A message can be sent, and reading it again gives the
+/// same message.
 pub fn packets(data: &[u8]) {
     let mut input = Input::new(data);
     while !input.is_empty() {
@@ -32,14 +33,15 @@ pub fn packets(data: &[u8]) {
     }
 }
 
-/// The library looks for a listener in a registry of any content. No more listeners are found than
-/// there are entries.
+/// The library looks for a listener in a registry with any contents. It must not find more
+/// listeners than there are entries.
 pub fn registry(data: &[u8]) {
     thread_local! {
-        // SAFETY: integers and atomics, for which zero is valid; it is too large for the stack.
+        // SAFETY: the layout has a positive size, and zero is valid for its integers and atomics.
+        // (It is too large for the stack.)
         static REGISTRY: *mut Registry = unsafe { std::alloc::alloc_zeroed(std::alloc::Layout::new::<Registry>()) }.cast();
     }
-    // SAFETY: allocated above, for this thread alone, and never freed.
+    // SAFETY: allocated above for this thread alone, and never freed.
     let reg = REGISTRY.with(|r| unsafe { &mut **r });
     let mut input = Input::new(data);
     reg.entries = input.u64();
@@ -72,7 +74,7 @@ pub fn registry(data: &[u8]) {
 }
 
 #[cfg(feature = "monitor")]
-/// A file is refused or gives values; reading it never fails otherwise.
+/// A configuration file is refused or gives values. Reading it does not fail in any other way.
 pub fn settings(data: &[u8]) {
     use std::io::{Seek, SeekFrom, Write};
     thread_local! {
@@ -89,7 +91,7 @@ pub fn settings(data: &[u8]) {
 }
 
 #[cfg(feature = "monitor")]
-/// A message as the bytes give it.
+/// A message made of the next bytes.
 pub(crate) fn message(input: &mut Input) -> fsocket_proto::raw::Packet {
     fsocket_proto::raw::Packet::read_from_bytes(&input.bytes::<{ fsocket_proto::MSG_SIZE }>()).expect("its size")
 }

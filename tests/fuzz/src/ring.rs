@@ -1,4 +1,4 @@
-//! The byte ring with a peer that writes anything, at any moment: between two calls, and at each
+//! The byte ring with a peer that writes anything at any moment: between two calls, and at each
 //! access of a call to the ring's memory.
 
 use crate::input::Input;
@@ -16,26 +16,26 @@ const LAYOUT: Layout = match Layout::from_size_align(CANARY + RING_CAP + CANARY,
 };
 const MARK: u8 = 0xA5;
 
-/// What the peer may write, and from where it takes it.
+/// The peer's writable memory, and the source of its bytes.
 struct Peer<'a> {
     mem: *mut u8,
     dir: &'a Dir,
     own: &'a Half,
     input: RefCell<Input<'a>>,
-    /// It writes at accesses only while a call of ours runs.
+    /// The peer writes at accesses only while a call under test runs.
     inside: Cell<bool>,
 }
 
 impl Peer<'_> {
-    /// A value that is nearly right, or any.
+    /// A value that is nearly right, or any value.
     fn value(&self, input: &mut Input) -> u64 {
-        let pos = self.own.pos.load(Relaxed);
+        let pos = self.own.pos();
         match input.u8() % 8 {
             0 => pos,
             1 => pos.wrapping_add(u64::from(input.u16())),
             2 => pos.wrapping_sub(u64::from(input.u16())),
             3 => POS_START + u64::from(input.u8()) * 8,
-            4 => self.own.base.load(Relaxed),
+            4 => self.own.base(),
             5 => record::pack(u64::from(input.u8() % 4), u64::from(input.u32()), 0),
             6 => 0,
             _ => input.u64(),
@@ -55,23 +55,23 @@ impl Peer<'_> {
             2 => self.dir.prod.status.store(value as u32, Relaxed),
             3 => self.dir.cons.window.store(value as u32, Relaxed),
             4 => self.dir.prod.space_at.store(value, Relaxed),
-            5 => self.word(self.own.pos.load(Relaxed).wrapping_sub(self.own.base.load(Relaxed))).store(value, Relaxed),
+            5 => self.word(self.own.pos().wrapping_sub(self.own.base())).store(value, Relaxed),
             _ => self.word(u64::from(input.u32())).store(value, Relaxed),
         }
     }
 
     fn word(&self, off: u64) -> &AtomicU64 {
         let off = off as usize & (RING_CAP - 1) & !7;
-        // SAFETY: inside the ring, and aligned.
+        // SAFETY: the offset is inside the ring and a multiple of 8.
         unsafe { &*(self.mem.add(off) as *const AtomicU64) }
     }
 }
 
-/// The ring's memory; the peer writes at each access.
+/// The ring's memory. The peer writes at each access.
 #[derive(Clone, Copy)]
 struct Watched<'a>(&'a Peer<'a>);
 
-// SAFETY: the memory lives as long as the peer; offsets are asserted to lie inside.
+// SAFETY: the memory lives as long as the peer, and each method asserts that its offset is inside.
 unsafe impl Bytes for Watched<'_> {
     fn header(&self, off: usize) -> &AtomicU64 {
         assert!(off.is_multiple_of(8) && off < RING_CAP, "a header at {off}");
@@ -82,7 +82,7 @@ unsafe impl Bytes for Watched<'_> {
     }
     unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         assert!(off <= RING_CAP && n <= RING_CAP - off, "{n} bytes written at {off}");
-        // SAFETY: `n` bytes of the fuzzer's at `src`; asserted bounds.
+        // SAFETY: `src` has `n` readable bytes, and the bounds are asserted.
         unsafe { self.0.mem.add(off).copy_from(src, n) };
         self.0.writes();
         true
@@ -90,22 +90,22 @@ unsafe impl Bytes for Watched<'_> {
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         assert!(off <= RING_CAP && n <= RING_CAP - off, "{n} bytes read at {off}");
         self.0.writes();
-        // SAFETY: `n` bytes of the fuzzer's at `dst`; asserted bounds.
+        // SAFETY: `dst` has `n` writable bytes, and the bounds are asserted.
         unsafe { dst.copy_from(self.0.mem.add(off), n) };
         true
     }
 }
 
-/// A sender and a receiver whose peer is the input. Nothing may be touched outside of the ring, no
-/// more be received than asked for, and every call must end.
+/// A sender and a receiver whose peer is the input. They must not touch memory outside of the ring
+/// or receive more than they asked for, and every call must end.
 pub fn ring(data: &[u8]) {
-    // SAFETY: a layout of positive size; zeroes are valid for Dir and Half.
+    // SAFETY: the layout has a positive size, and zeroes are valid for Dir and Half.
     let (mem, dir, tx, rx) = unsafe {
         let zeroed = |_| Box::<Half>::new(std::mem::zeroed());
         (alloc_zeroed(LAYOUT), Box::<Dir>::new(std::mem::zeroed()), zeroed(()), zeroed(()))
     };
     assert!(!mem.is_null());
-    // SAFETY: both within the layout.
+    // SAFETY: both ranges are within the layout.
     let base = unsafe {
         mem.write_bytes(MARK, CANARY);
         mem.add(CANARY + RING_CAP).write_bytes(MARK, CANARY);
@@ -136,7 +136,7 @@ pub fn ring(data: &[u8]) {
             (what, len)
         };
         peer.inside.set(true);
-        // SAFETY: the buffer has more than `len` bytes; one thread.
+        // SAFETY: the buffer has more than `len` bytes, and this is the only thread.
         let ended = unsafe {
             match (sender, what % 4) {
                 (true, 0) => {
@@ -145,7 +145,7 @@ pub fn ring(data: &[u8]) {
                 }
                 (true, 1) => ring::look(&dir, own, len as u64).map(|_| 0).map_err(ring::Failed::from),
                 (true, 2) => {
-                    own.cap.store(u32::from(what) << 4, Relaxed);
+                    own.set_cap(u32::from(what) << 4);
                     ring::send(b, &dir, own, buffer.as_ptr(), len, 0)
                 }
                 (true, _) => ring::send(b, &dir, own, buffer.as_ptr(), len, record::stamp(len as u64 * 5000)),
@@ -161,14 +161,14 @@ pub fn ring(data: &[u8]) {
         peer.inside.set(false);
         match ended {
             Ok(n) => assert!(n <= len, "{n} bytes of {len}"),
-            // The connection is closed.
+            // The library closes such a connection.
             Err(e) => {
                 assert_eq!(e, ring::Failed::Hostile);
                 break;
             }
         }
     }
-    // SAFETY: within the layout, which is given back as it was got.
+    // SAFETY: both ranges are within the layout, and the memory was allocated with this layout.
     unsafe {
         for at in [mem, mem.add(CANARY + RING_CAP)] {
             assert!(std::slice::from_raw_parts(at, CANARY).iter().all(|c| *c == MARK), "written outside");

@@ -1,4 +1,4 @@
-//! SYN queues, and the choice among them.
+//! SYN queues, and the choice among the queues.
 
 use crate::input::Input;
 use fsocket_abi::channel::{SynQueue, SLOTS, SYN_CAP, WORKERS};
@@ -6,10 +6,10 @@ use fsocket_ring::dispatch::{choose, wake, Busy, Workers};
 use fsocket_ring::syn;
 use fsocket_sync::atomic::Ordering::Relaxed;
 
-/// What comes out of a queue is a slot, whatever lies in it; each call ends.
+/// A queue returns only valid slots, whatever it contains, and each call ends.
 pub fn syn(data: &[u8]) {
     let mut input = Input::new(data);
-    // SAFETY: atomics and padding, for which zero is valid.
+    // SAFETY: the type consists of atomics and padding, for which zero is valid.
     let queues: Vec<SynQueue> = (0..WORKERS).map(|_| unsafe { std::mem::zeroed() }).collect();
     let mut busy = Busy::new();
     let mut rounds = 0;

@@ -1,4 +1,4 @@
-//! The kept corpus of every fuzzer runs clean. `make fuzz` looks for more.
+//! Runs every fuzzer on its stored corpus, which must not panic. `make fuzz` looks for new inputs.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Hostile processes one after the other, each killed at a random moment.
+//! Starts hostile processes one after the other, and kills each at a random moment.
 
 use crate::control;
 use crate::lives::{Life, SCRIPTS};
@@ -29,7 +29,7 @@ pub struct Attack {
     /// This script only
     #[arg(long)]
     pub script: Option<String>,
-    /// As many connections and as much of the CPUs by kernel TCP, and nothing hostile
+    /// The same number of connections and the same CPU time by kernel TCP, and nothing hostile
     #[arg(long)]
     pub kernel: bool,
 }
@@ -47,7 +47,7 @@ pub fn run(a: &Attack) {
         // SAFETY: this process has one thread.
         match unsafe { libc::fork() } {
             0 => {
-                // SAFETY: plain system calls.
+                // SAFETY: the calls take numbers only.
                 unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::setgid(uid);
@@ -57,13 +57,13 @@ pub fn run(a: &Attack) {
                 let mut life = Life { socket: &a.socket, ports: &a.ports, random: Random::new(seed) };
                 let (_, cost, script) = scripts[which];
                 let _ = if a.kernel { control::life(&mut life, *cost) } else { script(&mut life) };
-                // SAFETY: nothing of the parent's is to be run.
+                // SAFETY: `_exit` runs no exit handlers of the parent.
                 unsafe { libc::_exit(0) }
             }
             pid if pid > 0 => {
                 let until = Instant::now() + Duration::from_millis(ms);
                 let ended = |flags| {
-                    // SAFETY: our own child.
+                    // SAFETY: the status pointer is null, and `pid` is a child of this process.
                     unsafe { libc::waitpid(pid, std::ptr::null_mut(), flags) == pid }
                 };
                 while Instant::now() < until {
@@ -72,7 +72,8 @@ pub fn run(a: &Attack) {
                     }
                     sys::nanosleep(2_000_000);
                 }
-                // SAFETY: our own child, or one that is gone and whose number is not given out again yet.
+                // SAFETY: `kill` takes numbers only. The child lives, or its number is not used
+                // again yet.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
                 ended(0);
             }

@@ -1,5 +1,6 @@
-//! What a hostile process does in the control run: as many connections as in the attack, as fast, and as much of the
-//! CPUs, by kernel TCP. On a small machine most of what victims notice comes from that, and a user may do that anywhere.
+//! A process of the control run. By kernel TCP it opens as many connections as the attack, as fast,
+//! and uses as much CPU time. On a small machine this causes most of what victims notice, and every
+//! user may do it anywhere.
 
 use crate::lives::{Cost, Life, A_CONNECTION_NS};
 use fsocket_abi::channel::SLOTS;
@@ -8,7 +9,8 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::net::TcpStream;
 
-/// Connections of a life that is about words in shared memory, and writes to each before its channel would be retired.
+/// Connections of a script that works on words in shared memory, and writes to each of them before
+/// its channel would be retired.
 const FEW: usize = 8;
 
 pub fn life(l: &mut Life, cost: Cost) -> Option<()> {
@@ -24,7 +26,8 @@ pub fn life(l: &mut Life, cost: Cost) -> Option<()> {
     }
 }
 
-/// Few connections, and so many writes to each, one in a tenth of a millisecond.
+/// Opens few connections and writes `times` times to each, with one write in a tenth of a
+/// millisecond.
 fn write(port: u16, times: usize) -> Option<()> {
     let mut open: Vec<TcpStream> = (0..FEW).map_while(|_| connected(port)).collect();
     for _ in 0..times {
@@ -59,10 +62,10 @@ fn connections(l: &mut Life, port: u16) -> Option<()> {
     }
 }
 
-/// Calls, one after the other, until it is killed.
+/// Makes system calls, one after the other, until it is killed.
 fn busy() -> ! {
     loop {
-        // SAFETY: no argument.
+        // SAFETY: the call takes no argument.
         unsafe { libc::getppid() };
     }
 }

@@ -5,7 +5,7 @@ use fsocket_sys as sys;
 pub struct Descriptors(Vec<i32>);
 
 impl Descriptors {
-    /// One of each, and `own`, a control socket.
+    /// One descriptor of each kind, and `own`, a control socket.
     pub fn new(own: i32) -> Descriptors {
         let mut fds = vec![own];
         let mut add = |fd: i32| {
@@ -13,7 +13,7 @@ impl Descriptors {
                 fds.push(fd);
             }
         };
-        // SAFETY: plain system calls with constant strings and arrays of ours.
+        // SAFETY: system calls with numbers, constant strings and local arrays.
         unsafe {
             let mut two = [-1; 2];
             for path in [c"/etc/passwd", c"/", c"/dev/null", c"/dev/zero", c"/proc/self/mem", c"/dev/tty"] {
@@ -80,7 +80,7 @@ impl Descriptors {
         &self.0
     }
 
-    /// Closes those that are to be had again.
+    /// Closes all descriptors but `own`, which the caller cannot make again.
     pub fn close(self) {
         for fd in &self.0[1..] {
             let _ = sys::close(*fd);

@@ -1,4 +1,5 @@
-//! An honest client: it asks, compares what comes with what must come, and takes the time.
+//! An honest client. It sends requests, compares the answers with the expected ones, and measures
+//! the time.
 
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -20,7 +21,7 @@ pub struct Honest {
     pub pace: u64,
 }
 
-/// What it has seen.
+/// The results of the client.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
     pub kind: String,
@@ -29,13 +30,13 @@ pub struct Seen {
     pub hung: u64,
     pub failed: u64,
     pub why: String,
-    /// Microseconds, sorted.
+    /// Times of requests in microseconds, sorted.
     pub times: Vec<u32>,
 }
 
-/// After so long without an answer a request hangs.
+/// A request without an answer after this time hangs.
 const HUNG: Duration = Duration::from_secs(5);
-/// Requests on one connection.
+/// Requests on one connection before the next connection.
 pub const KEPT: u64 = 50;
 
 pub fn run(h: &Honest) {
@@ -101,7 +102,7 @@ fn one(h: &Honest, s: &mut TcpStream, n: u64) -> std::io::Result<()> {
     }
 }
 
-/// What nginx has at /1000.
+/// The page that nginx serves at /1000.
 pub fn page() -> Vec<u8> {
     (0..1000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }

@@ -1,9 +1,9 @@
-//! What a hostile user can do to others: a peer that speaks the protocol and breaks it in every way,
-//! beside servers and honest clients of other users that measure what they notice; and processes that
-//! are killed at random moments, with what the other side sees of it.
+//! Effects of a hostile user on others. A peer speaks the protocol and breaks it in every way, next
+//! to servers and honest clients of other users, which measure what they notice. Other runs kill
+//! processes at random moments, and look at the other side.
 //!
-//! Hostile processes have nothing of the library in them; they send messages and write into shared
-//! memory by themselves. Everything follows from a seed but for the times at which things happen.
+//! Hostile processes do not use the library. They send messages and write into shared memory by
+//! themselves. A seed determines everything except the times at which things happen.
 
 pub mod attack;
 pub mod control;

@@ -1,9 +1,11 @@
-//! What a hostile process does in its life. Each ends when it is killed, which may be at any step.
+//! The lives of hostile processes. A life ends when the process is killed, which may happen at any
+//! step.
 
 use crate::descriptors::Descriptors;
 use crate::peer::{Channel, Peer, SHARED};
 use crate::random::Random;
 use fsocket_abi::channel::{self, record, slot_state, status, SERVER, SLOTS};
+use fsocket_abi::path_switch::PeerStatus;
 use fsocket_proto::raw::{waiter, Packet};
 use fsocket_proto::{notice, request, Addr, Payload};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,21 +20,21 @@ pub struct Life<'a> {
 
 type Script = fn(&mut Life) -> Option<()>;
 
-/// What a script costs its victims, so that a control run over kernel TCP can do as much.
+/// The cost of a script for its victims. A control run over kernel TCP causes the same cost.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Cost {
-    /// Connections, one after the other.
+    /// Connections, opened one after the other.
     Connections,
-    /// A few connections until it is found out, and its own time.
+    /// A few connections until the script is detected, and its own CPU time.
     Words,
-    /// A few connections, whose server it wakes all the time.
+    /// A few connections, whose server the script wakes all the time.
     Wakes,
-    /// Its own time.
+    /// The script's own CPU time.
     Messages,
 }
 use Cost::*;
 
-/// Every script; a name for those who look for what went wrong.
+/// All scripts. The name is for people who look for the cause of a failure.
 pub const SCRIPTS: &[(&str, Cost, Script)] = &[
     ("messages before HELLO", Messages, |l| l.messages(false)),
     ("messages", Messages, |l| l.messages(true)),
@@ -56,10 +58,11 @@ pub const SCRIPTS: &[(&str, Cost, Script)] = &[
     ("asks for everything", Messages, |l| l.hoarder()),
 ];
 
-/// Above the number of every message.
+/// Greater than the number of every message.
 const KINDS: usize = 96;
 
-/// What honest ones need with a server and the two CPUs of a small machine.
+/// Time in nanoseconds that an honest connection takes with a server and the two CPUs of a small
+/// machine.
 pub const A_CONNECTION_NS: usize = 5_000_000;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -100,7 +103,7 @@ impl Life<'_> {
         Packet { kind, seq, version, id, arg0, arg1, arg2, addr, ..Packet::new(kind) }
     }
 
-    /// Every kind in any order, with any descriptor or none.
+    /// Sends messages of every kind in any order, with any descriptor or none.
     fn messages(&mut self, hello: bool) -> Option<()> {
         loop {
             let peer = if hello { self.peer()? } else { Peer::connect(self.socket).ok()? };
@@ -145,7 +148,8 @@ impl Life<'_> {
         }
     }
 
-    /// After a restart of the monitor processes show what they have; this one has little of it, and at any time.
+    /// After a restart of the monitor, processes show it what they have. This process shows
+    /// objects at any time, and does not have most of them.
     fn shows(&mut self) -> Option<()> {
         let (mut peer, c) = self.introduced()?;
         let fds = Descriptors::new(peer.fd);
@@ -229,7 +233,7 @@ impl Life<'_> {
         }
     }
 
-    /// Each word alone, between words that are right.
+    /// Changes one word at a time, while all other words are right.
     fn boundary_words(&mut self) -> Option<()> {
         let (peer, c) = self.introduced()?;
         (0..4).for_each(|slot| c.open(&peer, slot));
@@ -246,7 +250,7 @@ impl Life<'_> {
         }
     }
 
-    /// Connections that begin as they should.
+    /// Opens connections as an honest client does, and then breaks the rules on them.
     fn connections(&mut self, how: Break) -> Option<()> {
         let (peer, c) = self.introduced()?;
         let mut slot = 0;
@@ -257,7 +261,7 @@ impl Life<'_> {
             if self.random.chance(80) {
                 c.say(&peer, slot, asks);
             }
-            // Not so many that their number does the harm: to connect is anybody's right.
+            // The number of connections must not cause the harm, because every user may connect.
             sys::nanosleep(self.random.below(2 * A_CONNECTION_NS) as u64);
             self.spoil(&peer, &c, slot, how);
             slot = (slot + 1) % SLOTS;
@@ -290,7 +294,7 @@ impl Life<'_> {
                 let odd = [status::CLOSED, status::SHUT_BOTH, 1 << 6, 1 << 31, status::CLOSED | status::SHUT_BOTH];
                 d[0].prod.status.store(*self.random.one(&odd), Ordering::Release);
             }
-            Break::Moving => d[0].prod.status.store(status::MIGRATING, Ordering::Release),
+            Break::Moving => d[0].prod.status.store(PeerStatus::MOVING.bits(), Ordering::Release),
             Break::Moved => {
                 peer.tell(
                     Packet {
@@ -301,7 +305,7 @@ impl Life<'_> {
                     },
                     None,
                 );
-                d[0].prod.status.store(status::MIGRATING | status::MIGRATED, Ordering::Release);
+                d[0].prod.status.store(PeerStatus::MOVED.bits(), Ordering::Release);
             }
             Break::Wants => {
                 for w in 0..channel::WAITERS {
@@ -352,7 +356,7 @@ impl Life<'_> {
             for _ in 0..1000 {
                 let near = self.random.chance(90);
                 let off = 16 + self.random.below(if near { 1 << 20 } else { len - 24 });
-                // SAFETY: inside the mapping, aligned.
+                // SAFETY: the offset is inside the mapping, and aligned.
                 let word = unsafe { &*(base.add(off & !7) as *const AtomicU64) };
                 word.store(self.random.word(), Ordering::Relaxed);
             }

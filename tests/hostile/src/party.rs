@@ -1,17 +1,19 @@
-//! A server and a client that say when they learn that the other side is gone.
+//! A server and a client that report when they learn that the other side is gone.
 
 use fsocket_sys as sys;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 #[derive(clap::Args, Debug)]
 pub struct Party {
     /// server-threads, server-fork, server-poll, client
     pub kind: String,
-    pub port: u16,
+    /// A TCP port, or the path of a Unix socket
+    pub at: String,
     /// The client's connections are numbered from here
     #[arg(default_value_t = 0)]
     pub first: u64,
@@ -20,17 +22,57 @@ pub struct Party {
 }
 
 const MESSAGE: usize = 64;
+/// Requests of a connection before it sleeps in `read`: for TCP, and for Unix sockets. (A Unix
+/// connection begins in the kernel.)
+const BEFORE_SLEEP: [u64; 2] = [1, 100];
+
+trait Stream: Read + Write + AsRawFd + Send {}
+impl<T: Read + Write + AsRawFd + Send> Stream for T {}
+type Conn = Box<dyn Stream>;
+
+fn connected(at: &str) -> std::io::Result<Conn> {
+    Ok(match at.parse::<u16>() {
+        Ok(port) => Box::new(TcpStream::connect(("127.0.0.1", port))?),
+        Err(_) => Box::new(UnixStream::connect(at)?),
+    })
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    fn bind(at: &str) -> std::io::Result<Listener> {
+        Ok(match at.parse::<u16>() {
+            Ok(port) => Listener::Tcp(TcpListener::bind(("127.0.0.1", port))?),
+            Err(_) => Listener::Unix(UnixListener::bind(at)?),
+        })
+    }
+    fn accept(&self) -> std::io::Result<Conn> {
+        Ok(match self {
+            Listener::Tcp(l) => Box::new(l.accept()?.0),
+            Listener::Unix(l) => Box::new(l.accept()?.0),
+        })
+    }
+    fn number(&self) -> RawFd {
+        match self {
+            Listener::Tcp(l) => l.as_raw_fd(),
+            Listener::Unix(l) => l.as_raw_fd(),
+        }
+    }
+}
 
 pub fn run(p: &Party) -> std::io::Result<()> {
     match p.kind.as_str() {
         "client" => client(p),
         kind => {
-            let listener = TcpListener::bind(("127.0.0.1", p.port))?;
+            let listener = Listener::bind(&p.at)?;
             match kind {
                 "server-poll" => poll_server(&listener),
                 "server-fork" => fork_server(&listener),
                 _ => loop {
-                    let (s, _) = listener.accept()?;
+                    let s = listener.accept()?;
                     std::thread::spawn(move || serve(s));
                 },
             }
@@ -38,7 +80,7 @@ pub fn run(p: &Party) -> std::io::Result<()> {
     }
 }
 
-/// In one write, so that lines of several processes do not mix.
+/// Writes a line with one system call, so that lines of several processes do not mix.
 fn say(line: &str) {
     let _ = sys::write(1, format!("{line}\n").as_bytes());
 }
@@ -51,8 +93,8 @@ fn ended(id: u64, how: &std::io::Result<usize>) {
     say(&format!("end {id} {} {how}", sys::now_ns()));
 }
 
-/// Reads until a whole message is there; `Err` has what `read` said instead.
-fn whole(s: &mut TcpStream, buf: &mut [u8]) -> Result<(), std::io::Result<usize>> {
+/// Reads a whole message. `Err` contains the result of the `read` that ended it.
+fn whole(s: &mut impl Read, buf: &mut [u8]) -> Result<(), std::io::Result<usize>> {
     let mut got = 0;
     while got < buf.len() {
         match s.read(&mut buf[got..]) {
@@ -64,7 +106,7 @@ fn whole(s: &mut TcpStream, buf: &mut [u8]) -> Result<(), std::io::Result<usize>
     Ok(())
 }
 
-fn serve(mut s: TcpStream) {
+fn serve(mut s: Conn) {
     let mut buf = [0u8; MESSAGE];
     let mut id = 0;
     loop {
@@ -78,26 +120,26 @@ fn serve(mut s: TcpStream) {
     }
 }
 
-fn fork_server(listener: &TcpListener) -> std::io::Result<()> {
-    // SAFETY: children that have ended are of no interest.
+fn fork_server(listener: &Listener) -> std::io::Result<()> {
+    // SAFETY: ignoring SIGCHLD only discards the exit statuses of children.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     loop {
-        let (s, _) = listener.accept()?;
-        // SAFETY: one thread.
+        let s = listener.accept()?;
+        // SAFETY: this process has one thread.
         if unsafe { libc::fork() } == 0 {
             serve(s);
-            // SAFETY: nothing of the parent's is to be run.
+            // SAFETY: `_exit` runs no exit handlers of the parent.
             unsafe { libc::_exit(0) };
         }
     }
 }
 
-fn poll_server(listener: &TcpListener) -> std::io::Result<()> {
-    let mut conns: BTreeMap<i32, (TcpStream, u64)> = BTreeMap::new();
+fn poll_server(listener: &Listener) -> std::io::Result<()> {
+    let mut conns: BTreeMap<i32, (Conn, u64)> = BTreeMap::new();
     loop {
-        let all = std::iter::once(listener.as_raw_fd()).chain(conns.keys().copied());
+        let all = std::iter::once(listener.number()).chain(conns.keys().copied());
         let mut fds: Vec<_> = all.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
-        // SAFETY: as many as there are.
+        // SAFETY: the array has `fds.len()` entries.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, -1) };
         for p in fds.iter().skip(1).filter(|p| p.revents != 0) {
             let Some((s, id)) = conns.get_mut(&p.fd) else { continue };
@@ -116,7 +158,7 @@ fn poll_server(listener: &TcpListener) -> std::io::Result<()> {
             conns.remove(&p.fd);
         }
         if fds[0].revents != 0 {
-            let (s, _) = listener.accept()?;
+            let s = listener.accept()?;
             conns.insert(s.as_raw_fd(), (s, 0));
         }
     }
@@ -129,17 +171,19 @@ fn number(buf: &[u8]) -> u64 {
 fn client(p: &Party) -> std::io::Result<()> {
     let threads: Vec<_> = (p.first..p.first + p.count)
         .map(|id| {
-            let port = p.port;
-            std::thread::spawn(move || one(id, port))
+            let at = p.at.clone();
+            std::thread::spawn(move || one(id, &at))
         })
         .collect();
     threads.into_iter().for_each(|t| drop(t.join()));
     Ok(())
 }
 
-/// Some ask all the time, some now and then; the last request is followed by a sleep in `read`.
-fn one(id: u64, port: u16) {
-    let mut s = match TcpStream::connect(("127.0.0.1", port)) {
+/// One connection. Some connections send requests all the time, some now and then. After its last
+/// request, a connection sleeps in `read`.
+fn one(id: u64, at: &str) {
+    let before_sleep = BEFORE_SLEEP[usize::from(at.parse::<u16>().is_err())];
+    let mut s = match connected(at) {
         Ok(s) => s,
         Err(e) => return say(&format!("refused {id} {e}")),
     };
@@ -163,7 +207,7 @@ fn one(id: u64, port: u16) {
             say(&format!("ready {id}"));
         }
         match id % 3 {
-            0 if n == 0 => {
+            0 if n + 1 == before_sleep => {
                 let mut none = [0u8; 1];
                 return ended(id, &s.read(&mut none));
             }

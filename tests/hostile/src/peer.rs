@@ -1,4 +1,4 @@
-//! One process as the monitor sees it, played message by message.
+//! A process as the monitor sees it, which sends each message by itself.
 
 use crate::random::Random;
 use fsocket_abi::channel::{self, slot_state, Slot, SynQueue, Waiter, CHANNEL_SIZE};
@@ -10,18 +10,18 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A control socket.
+/// A connection to the monitor's control socket.
 pub struct Peer {
     pub fd: i32,
     seq: u32,
 }
 
-/// How long an answer may take before this side counts as thrown out, milliseconds.
+/// If an answer takes longer than this, the monitor has thrown out this peer. Milliseconds.
 const PATIENCE_MS: u64 = 2000;
 
 impl Peer {
     /// # Errors
-    /// Nobody listens there, or there is no room.
+    /// No process listens there, or there is no room.
     pub fn connect(socket: &Path) -> Result<Peer, Errno> {
         let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)?;
         let path = socket.as_os_str().as_encoded_bytes();
@@ -35,12 +35,12 @@ impl Peer {
         Ok(Peer { fd, seq: 0 })
     }
 
-    /// Without waiting; false: it is not taken.
+    /// Sends a message without waiting. Returns false if the monitor does not take it.
     pub fn tell(&self, msg: Packet, fd: Option<i32>) -> bool {
         sys::send_with_fd(self.fd, msg.as_bytes(), fd, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok()
     }
 
-    /// What has come, if anything.
+    /// Receives a message, if there is one.
     pub fn receive(&self) -> Option<(Packet, Option<i32>)> {
         let mut buf = [0u8; MSG_SIZE];
         match sys::recv_with_fd(self.fd, &mut buf, libc::MSG_DONTWAIT) {
@@ -49,7 +49,8 @@ impl Peer {
         }
     }
 
-    /// The answer to a request; None: thrown out, or silence.
+    /// Returns the answer to a request, or None if the monitor has thrown out this peer or is
+    /// silent.
     pub fn request(&mut self, msg: Packet, fd: Option<i32>) -> Option<(Packet, Option<i32>)> {
         self.seq += 1;
         let msg = Packet { seq: self.seq, ..msg };
@@ -59,7 +60,7 @@ impl Peer {
         let end = sys::now_ns() + PATIENCE_MS * 1_000_000;
         while sys::now_ns() < end {
             let mut p = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd.
+            // SAFETY: the call uses one local pollfd.
             let _ = unsafe { sys::ppoll(&mut p, 1, Some(50_000_000), std::ptr::null()) };
             while let Some((answer, got)) = self.receive() {
                 if answer.kind == msg.kind && answer.seq == msg.seq {
@@ -87,7 +88,7 @@ impl Peer {
         })
     }
 
-    /// One more channel, of which it keeps nothing; `full`: the one before.
+    /// Asks for one more channel, and keeps nothing of it. `full` is the channel before.
     pub fn another(&mut self, port: u16, full: u64) -> Option<u32> {
         self.another_at(std::net::Ipv4Addr::LOCALHOST, port, full)
     }
@@ -102,7 +103,7 @@ impl Peer {
         (answer.result == 0).then_some(answer.id as u32)
     }
 
-    /// A channel to who listens on this port of 127.0.0.1, or the errno.
+    /// Asks for a channel to the listener on this port of 127.0.0.1. The error is an errno.
     pub fn channel(&mut self, port: u16) -> Result<Channel, i32> {
         let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).map_err(|e| e.raw())?;
         let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
@@ -121,12 +122,12 @@ impl Peer {
     }
 }
 
-/// A channel, mapped for as long as the process lives.
+/// A channel. It stays mapped as long as the process lives.
 pub struct Channel {
     pub id: u32,
     base: *mut u8,
     pub memory: i32,
-    /// First of the leased ports.
+    /// The first of the leased ports.
     pub port: u16,
     server: u16,
 }
@@ -135,7 +136,8 @@ impl Channel {
     /// The word at this offset.
     pub fn word<T>(&self, off: usize) -> &T {
         let off = off.min(CHANNEL_SIZE - size_of::<T>()) & !(align_of::<T>() - 1);
-        // SAFETY: inside the mapping, aligned; used with atomics, for which all bits are valid.
+        // SAFETY: the word is inside the mapping and aligned. `T` is an atomic integer, for which all
+        // bits are valid.
         unsafe { &*(self.base.add(off) as *const T) }
     }
     pub fn header(&self) -> &channel::Header {
@@ -154,7 +156,7 @@ impl Channel {
         self.word(channel::ring_off(slot, dir) + off)
     }
 
-    /// Opens a connection as an honest client does, and wakes who waits for it.
+    /// Opens a connection as an honest client does, and wakes a waiting worker.
     pub fn open(&self, peer: &Peer, slot: usize) {
         let s = self.slot(slot);
         s.generation.fetch_add(1, Ordering::Relaxed);
@@ -183,7 +185,7 @@ impl Channel {
         self.wake(peer, u64::MAX);
     }
 
-    /// Puts bytes into the ring of a connection of which nothing was sent yet.
+    /// Puts bytes into the ring of a connection on which nothing was sent before.
     pub fn say(&self, peer: &Peer, slot: usize, text: &[u8]) {
         for (i, chunk) in text.chunks(8).enumerate() {
             let mut word = [0u8; 8];
@@ -196,7 +198,7 @@ impl Channel {
         self.mark(peer, slot);
     }
 
-    /// Marks a connection with all waiters of the other side, and wakes them.
+    /// Marks a connection at all waiters of the other side, and wakes them.
     pub fn mark(&self, peer: &Peer, slot: usize) {
         for w in 0..channel::WAITERS {
             let waiter = self.waiter(channel::SERVER, w);
@@ -215,7 +217,7 @@ impl Channel {
         self.wake(peer, 1);
     }
 
-    /// Wakes the sleepers of the other side, whatever they sleep on.
+    /// Wakes all sleepers of the other side.
     pub fn wake(&self, peer: &Peer, summary: u64) {
         for w in 0..channel::WAITERS {
             let waiter = self.waiter(channel::SERVER, w);
@@ -243,5 +245,5 @@ impl Channel {
     }
 }
 
-/// Where what is written by the sides begins, and the length of it.
+/// Offsets of the begin and the end of the memory that the two sides write.
 pub const SHARED: (usize, usize) = (offset_of!(channel::Header, workers), channel::RING_OFF);

@@ -1,4 +1,4 @@
-//! Random numbers that are the same for the same seed.
+//! Random numbers, the same for the same seed.
 
 pub struct Random(u64);
 
@@ -15,7 +15,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Below `n`, which is not 0.
+    /// A number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() >> 11) as usize % n
     }
@@ -28,7 +28,7 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// Values at which arithmetic goes wrong, or any.
+    /// A value at which arithmetic may go wrong, or any value.
     pub fn word(&mut self) -> u64 {
         let near = *self.one(&[0, 1 << 8, 1 << 10, 1 << 16, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX]);
         match self.below(4) {

@@ -1,4 +1,5 @@
-//! The attacks of the table in issue 40, each with variants, and with the same by kernel TCP.
+//! The attacks of the table in issue 40, each with variants, and with the equivalent over kernel
+//! TCP.
 
 pub mod assault;
 mod closings;
@@ -19,12 +20,12 @@ use scene::{Scene, LEFT};
 use std::time::Duration;
 use table::{Attack, ATTACKS};
 
-/// True: each attack is held.
+/// Returns true if every attack is held.
 ///
 /// # Errors
-/// Something of the test itself does not work.
+/// A failure of the test itself.
 pub fn run(r: &Rows) -> Result<bool> {
-    // SAFETY: no argument.
+    // SAFETY: the call takes no argument.
     ensure!(unsafe { libc::geteuid() } == 0, "needs root, to be several users");
     let dir = tempfile::Builder::new().prefix("fastsocket-hostile-").tempdir()?;
     println!(
@@ -49,7 +50,7 @@ pub fn run(r: &Rows) -> Result<bool> {
 }
 
 fn messages(r: &Rows, scene: &mut Scene) -> Result<Vec<Line>> {
-    scene.figures(0.5, false)?; // caches, pools
+    scene.figures(0.5, false)?; // fills caches and pools
     let alone = [scene.figures(r.time, false)?, scene.figures(r.time, true)?];
     let busy = [scene.figures_of_busy(r.time, false)?, scene.figures_of_busy(r.time, true)?];
     let mut lines = Vec::new();
@@ -63,9 +64,9 @@ fn messages(r: &Rows, scene: &mut Scene) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Threads of the monitor for all that is slow to close.
+/// Limit of the threads that the monitor starts for all that is slow to close.
 const THREADS: usize = 16;
-/// Lines that a monitor may write during an attack.
+/// Limit of the lines that a monitor writes during an attack.
 const LOG: usize = 2000;
 
 fn one(r: &Rows, scene: &mut Scene, which: usize, alone: &[Figures; 2]) -> Result<Line> {
@@ -120,13 +121,13 @@ fn one(r: &Rows, scene: &mut Scene, which: usize, alone: &[Figures; 2]) -> Resul
     })
 }
 
-/// What is wrong with what an honest program has seen.
+/// The faults in the figures of an honest program.
 fn judged(r: &Rows, attack: &Attack, alone: &Figures, ours: &Figures, stock: &Figures) -> Vec<String> {
     let mut wrong = Vec::new();
     if ours.failed > 0 {
         wrong.push(format!("{} failed ({})", ours.failed, ours.why));
     }
-    // Without a look at the clock: it gets on.
+    // This check does not depend on time limits: the program makes progress.
     let (done, could) = (ours.asked.len(), alone.asked.len());
     if done * 50 < could {
         wrong.push(format!("{done} rounds of {could}"));

@@ -1,4 +1,4 @@
-//! Quiet times and attacks in turns, and what honest users see in each.
+//! Alternates quiet times and attacks, and compares what honest users see.
 
 use crate::honest::{Seen, KEPT};
 use crate::peer::Peer;
@@ -48,22 +48,22 @@ pub struct Run {
     pub strict: bool,
 }
 
-/// The load beside the honest clients.
+/// The load that runs at the same time as the honest clients.
 #[derive(Clone, Copy)]
 enum Beside {
     Nobody,
     Hostile(u64),
-    /// The same by kernel TCP.
+    /// The same load by kernel TCP.
     Kernel(u64),
 }
 
-/// What a turn has shown.
+/// The results of a turn.
 #[derive(Default)]
 struct Turn {
     seen: BTreeMap<&'static str, Seen>,
     cpu: BTreeMap<&'static str, f64>,
     monitor_cpu: f64,
-    /// Microseconds in which the monitor has answered.
+    /// Times in microseconds in which the monitor has answered.
     answers: Vec<u32>,
 }
 
@@ -95,12 +95,12 @@ fn quantile(sorted: &[u32], per_mille: usize) -> f64 {
     sorted.get(at).map_or(0.0, |us| f64::from(*us) / 1000.0)
 }
 
-/// True: nothing is wrong.
+/// Returns true if nothing is wrong.
 ///
 /// # Errors
-/// Something of the test itself does not work.
+/// A failure of the test itself.
 pub fn run(r: &Run) -> Result<bool> {
-    // SAFETY: no argument.
+    // SAFETY: the call takes no argument.
     ensure!(unsafe { libc::geteuid() } == 0, "needs root, to be several users");
     let dir = tempfile::Builder::new().prefix("fastsocket-hostile-").tempdir()?;
     let mut stage = Stage::new(dir.path(), &config(r))?;
@@ -108,7 +108,7 @@ pub fn run(r: &Run) -> Result<bool> {
     let mut stock = if r.control { stage.servers(&r.servers, false)? } else { Vec::new() };
     let each = (r.time / r.turns.max(1)).max(2);
     println!("hostile: {} s of attack in {} turns, {} users, seed {}", each * r.turns, r.turns, r.uids, r.seed);
-    turn(r, &stage, &victims, 2, Beside::Nobody)?; // caches, pools
+    turn(r, &stage, &victims, 2, Beside::Nobody)?; // fills caches and pools
     let (mut quiet, mut attacked, mut control) = (Turn::default(), Turn::default(), Turn::default());
     for n in 0..r.turns {
         let seed = r.seed.wrapping_add(n);
@@ -148,7 +148,7 @@ pub fn run(r: &Run) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
-/// Prints what was seen at each server; what of it is wrong.
+/// Prints the results of each server. Returns what is wrong.
 fn judged(r: &Run, victims: &[Victim], [quiet, attacked, control]: [&Turn; 3], seconds: f64) -> Vec<String> {
     let mut wrong = Vec::new();
     println!(
@@ -185,7 +185,7 @@ fn judged(r: &Run, victims: &[Victim], [quiet, attacked, control]: [&Turn; 3], s
                 ));
             }
         }
-        // (Without a control run there is no number.)
+        // (Without a control run its figure is NaN.)
         let exceeds = |[quiet, attack, control]: [f64; 3], times: f64| {
             attack > times * quiet && (control.is_nan() || attack > control)
         };
@@ -203,7 +203,8 @@ fn judged(r: &Run, victims: &[Victim], [quiet, attacked, control]: [&Turn; 3], s
     wrong
 }
 
-/// The servers' user shares memory with each honest client's, and with the hostile ones.
+/// The configuration: the servers' user shares memory with the user of each honest client, and with
+/// the hostile users.
 fn config(r: &Run) -> String {
     let clients = (CLIENTS..).take(r.servers.len());
     let hostile = (HOSTILE..).take(if r.strangers { 0 } else { r.uids as usize });
@@ -211,7 +212,7 @@ fn config(r: &Run) -> String {
     format!("share = [[{}]]\n", users.join(", "))
 }
 
-/// One turn.
+/// Runs one turn.
 fn turn(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, beside: Beside) -> Result<Turn> {
     let me = std::env::current_exe()?;
     let program = stage.dir.join("fsocket-hostile");
@@ -254,12 +255,13 @@ fn attackers(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, beside: B
         Beside::Kernel(seed) => (seed, Some("--kernel")),
     };
     let ports: Vec<String> = victims.iter().map(|v| v.port.to_string()).collect();
-    // Four at a time; more users than that take turns.
+    // At most four processes attack at a time. If there are more users, they take turns.
     let processes = r.uids.clamp(1, 4);
     (0..processes)
         .map(|i| {
             let per = (r.uids / processes).max(1);
-            // As long as the others have to do, they get the CPU: what is measured is not who shares it.
+            // Attackers get the CPU only if no other process wants it, because the test does not
+            // measure how the CPU is shared.
             let mut c = Command::new("nice");
             c.args(["-n", "19"]).arg(program).arg("attack").arg("--socket").arg(stage.socket());
             c.args(["--ports", &ports.join(","), "--time", &seconds.to_string()]);
@@ -272,7 +274,7 @@ fn attackers(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, beside: B
         .collect()
 }
 
-/// How long the monitor takes for an answer, again and again.
+/// Measures repeatedly how long the monitor takes to answer.
 fn ask_monitor(stage: &Stage, seconds: u64) -> Vec<u32> {
     let stop = AtomicBool::new(false);
     let socket = stage.socket();

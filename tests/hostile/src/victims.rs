@@ -1,8 +1,8 @@
-//! A monitor for all users, servers under the library, and what they cost.
+//! A monitor for all users, servers under the library, and the resources that they use.
 
 use anyhow::{bail, Context, Result};
 use fsocket_proto::paths::ENV_SOCKET;
-use fsocket_testkit::{artifacts, find_program, net, script, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, helper, net, Proc, PYTHON};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(15);
-/// Users of the servers, of the honest clients, and the first hostile one.
+/// Users of the servers and of the honest clients, and the first hostile user.
 pub const SERVERS: u32 = 3001;
 pub const CLIENTS: u32 = 3101;
 pub const HOSTILE: u32 = 4001;
@@ -21,7 +21,8 @@ pub struct Stage {
 }
 
 impl Drop for Stage {
-    /// The monitor leaves its pins for the next one, unless their listeners have ended.
+    /// A monitor that ends leaves its pins for the next one, unless their listeners have ended. So
+    /// wait for the end of the listeners.
     fn drop(&mut self) {
         if self.monitor.running() {
             let _ = net::wait_until(START, || self.has_no_zones()).inspect_err(|e| eprintln!("pins are left: {e}"));
@@ -29,18 +30,18 @@ impl Drop for Stage {
     }
 }
 
-/// A server that is attacked.
+/// A server under attack.
 pub struct Victim {
     pub kind: &'static str,
     pub name: &'static str,
     pub port: u16,
     pub proc: Proc,
-    /// With the library. Its clients have it then, too.
+    /// Does the server run with the library? If so, its clients do, too.
     pub preloaded: bool,
 }
 
 impl Stage {
-    /// Its monitor has a configuration file with this text.
+    /// Starts a monitor with a configuration file that has this text.
     ///
     /// # Errors
     /// The monitor does not start.
@@ -63,19 +64,28 @@ impl Stage {
         self.dir.join("monitor.sock")
     }
 
-    /// Connections that a user's processes have opened over shared memory. (What a hostile one writes
-    /// into its own counters is in everybody's totals.)
+    /// Number of connections that a user's processes have opened over shared memory. (The totals of
+    /// all users would include what hostile processes write into their own counters.)
     ///
     /// # Errors
     /// `fastsocket stat` does not work.
     pub fn over_shm(&self, uid: u32) -> Result<u64> {
+        self.counter(uid, "connect_shm")
+    }
+
+    /// A counter of a user's processes.
+    ///
+    /// # Errors
+    /// `fastsocket stat` does not work.
+    pub fn counter(&self, uid: u32, name: &str) -> Result<u64> {
         let mut c = Command::new(artifacts::cli());
         c.uid(uid).gid(uid).env(ENV_SOCKET, self.socket()).args(["stat", "--json"]);
         let said: serde_json::Value = serde_json::from_slice(&c.output()?.stdout)?;
-        Ok(said["totals"]["connect_shm"].as_u64().unwrap_or(0))
+        Ok(said["totals"][name].as_u64().unwrap_or(0))
     }
 
-    /// Has the monitor seen the end of all listeners? (Its file of them is written later than the pins are made.)
+    /// Has the monitor seen the end of all listeners? (The monitor writes its file of listeners
+    /// later than it makes the pins.)
     fn has_no_zones(&self) -> bool {
         let mut c = Command::new(artifacts::cli());
         c.env(ENV_SOCKET, self.socket()).args(["stat", "--zones", "--json"]);
@@ -83,7 +93,7 @@ impl Stage {
         said.is_some_and(|v| v["groups"].as_array().is_some_and(Vec::is_empty))
     }
 
-    /// A program of a user's, with the library or without.
+    /// A command for a program of user `uid`, with or without the library.
     pub fn command(&self, uid: u32, program: impl AsRef<std::ffi::OsStr>, preloaded: bool) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.dir).uid(uid).gid(uid).env("PYTHONUNBUFFERED", "1");
@@ -93,18 +103,18 @@ impl Stage {
         command
     }
 
-    /// Of this user: where a server has its files.
-    fn home(&self, name: &str, preloaded: bool) -> Result<PathBuf> {
+    /// Makes a directory of the servers' user for a server's files.
+    pub(crate) fn home(&self, name: &str, preloaded: bool) -> Result<PathBuf> {
         let home = self.dir.join(if preloaded { "ours" } else { "stock" }).join(name);
         std::fs::create_dir_all(&home)?;
         std::os::unix::fs::chown(&home, Some(SERVERS), Some(SERVERS))?;
         Ok(home)
     }
 
-    /// The servers of the names given.
+    /// Starts the servers with these names.
     ///
     /// # Errors
-    /// One does not start.
+    /// A server does not start.
     pub fn servers(&self, names: &[String], preloaded: bool) -> Result<Vec<Victim>> {
         let found = |name| find_program(name).with_context(|| format!("{name} is not installed"));
         let server = |kind, name, port, args: &[&str], program: &Path| -> Result<Victim> {
@@ -122,7 +132,7 @@ impl Stage {
             .map(|name| {
                 let port = net::free_port();
                 let at = port.to_string();
-                let echo = script("apps/echo_server.py").display().to_string();
+                let echo = helper("echo_server.py").display().to_string();
                 match name.as_str() {
                     "nginx" => {
                         let home = self.home("nginx", preloaded)?.display().to_string();
@@ -143,7 +153,7 @@ impl Stage {
     }
 }
 
-/// Writes a configuration for nginx: where.
+/// Writes a configuration for nginx, and returns its path.
 fn nginx(dir: &Path, port: u16) -> Result<String> {
     std::fs::create_dir_all(dir.join("www"))?;
     std::fs::write(dir.join("www/1000"), crate::honest::page())?;
@@ -159,12 +169,12 @@ fn nginx(dir: &Path, port: u16) -> Result<String> {
 }
 
 impl Victim {
-    /// CPU time of it and its children, of those that live and those that have ended, seconds.
+    /// CPU time of the server and its children in seconds, including children that have ended.
     pub fn cpu(&self) -> f64 {
         cpu_of(self.proc.pid())
     }
 
-    /// Resident memory of it and its children, MiB.
+    /// Resident memory of the server and its children, in MiB.
     pub fn memory(&self) -> u64 {
         tree(self.proc.pid()).iter().map(|pid| resident(*pid)).sum()
     }

@@ -1,11 +1,11 @@
-//! Short runs; `make hostile` and `make kills` do the long ones. Times are judged there only: other
-//! tests may run beside these.
+//! Short runs; `make hostile` and `make kills` do the long ones. Only those judge times, because
+//! other tests may run at the same time as these.
 
 use std::process::Command;
 
 #[track_caller]
 fn run(args: &[&str]) {
-    // SAFETY: no argument.
+    // SAFETY: the call takes no argument.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("SKIPPED: needs root, to be several users");
         return;
@@ -16,13 +16,13 @@ fn run(args: &[&str]) {
     assert!(out.status.success(), "{said}{errors}");
 }
 
-/// Every script, each life as another user.
+/// Runs every script, each life as a different user.
 #[test]
 fn honest_users_beside_hostile_ones_see_nothing_wrong() {
     run(&["run", "--time", "8", "--turns", "1", "--uids", "400", "--seed", "11"]);
 }
 
-/// Hostile users with whom the servers' user shares no memory.
+/// Hostile users that share no memory with the servers' user.
 #[test]
 fn nor_beside_strangers() {
     run(&[
@@ -41,11 +41,12 @@ fn nor_beside_strangers() {
     ]);
 }
 
-/// `tail = head + 2^31` once kept a server busy for good; so did each of the others here.
+/// `tail = head + 2^31` once kept a server busy for good, and so did each of the other scripts
+/// here.
 #[test]
 fn a_few_writes_do_not_keep_a_server_busy() {
-    // Percent of a CPU: a server that is kept busy takes a whole one. (The connections that some of them open cost
-    // something as well, and builds that check themselves more.)
+    // Percentage of a CPU. A server that is kept busy takes a whole CPU. (The connections that some
+    // scripts open cost something as well, and builds with extra checks cost more.)
     for script in ["queue positions", "a status that no side has", "moves and never arrives", "bad records"] {
         let args = ["run", "--servers", "epoll,threaded", "--time", "3", "--turns", "1", "--uids", "1"];
         run(&[&args[..], &["--cpu-share", "60", "--script", script]].concat());

@@ -1,12 +1,13 @@
-//! A peer begins a path switch and gets no CPU, or goes on by no means: calls that need nothing of it do not wait, and
-//! the connection lives.
+//! A peer begins a path switch and then gets no CPU, or never continues. Calls that need nothing
+//! from the peer must not wait, and the connection must live on.
 
 use fsocket_abi::channel::{slot_state, status};
+use fsocket_abi::path_switch::PeerStatus;
 use fsocket_hostile::peer::Peer;
 use fsocket_hostile::random::Random;
 use fsocket_sync::atomic::Ordering;
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{net, script, stock_mode, Host, PYTHON};
+use fsocket_testkit::{helper, net, stock_mode, Host, PYTHON};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -17,7 +18,7 @@ fn a_non_blocking_socket_is_shut_down_while_its_peer_moves() {
         return eprintln!("SKIPPED: there is no shared memory");
     }
     let host = Host::new();
-    let (port, path) = (net::free_port(), script("apps/shut_while_moved.py").display().to_string());
+    let (port, path) = (net::free_port(), helper("shut_while_moved.py").display().to_string());
     let [shut, look] = ["shut", "look"].map(|name| host.path().join(name));
     let args = [path.as_str(), &port.to_string(), shut.to_str().expect("text"), look.to_str().expect("text")];
     let mut server = host.start(Accel, "server", PYTHON, &args);
@@ -32,7 +33,7 @@ fn a_non_blocking_socket_is_shut_down_while_its_peer_moves() {
     let slot = channel.slot(0);
     assert_eq!(slot.state.load(Ordering::Acquire), slot_state::ESTABLISHED, "over shared memory");
 
-    slot.dir[0].prod.status.store(status::MIGRATING, Ordering::Release);
+    slot.dir[0].prod.status.store(PeerStatus::MOVING.bits(), Ordering::Release);
     host.file("shut", "");
     server.wait_stdout("shut\n", LIMIT);
     let said = slot.dir[1].prod.status.load(Ordering::Acquire);

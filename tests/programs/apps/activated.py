@@ -1,5 +1,5 @@
-"""A service that is started with its socket (descriptor 3): answers each request with the file `page`. On SIGTERM
-it finishes what it has accepted, and exits without closing the socket."""
+"""A service that gets its socket as descriptor 3, and answers each request with the file `page`. On SIGTERM it serves
+the connections that it has accepted, and exits without closing the socket."""
 
 import pathlib
 import selectors

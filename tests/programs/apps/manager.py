@@ -1,5 +1,5 @@
 """Socket activation without a service manager: manager.py PORT COMMAND… holds the socket, and starts the command with
-it as descriptor 3 (LISTEN_FDS). SIGHUP starts it again once the one before has ended."""
+it as descriptor 3 (LISTEN_FDS). On SIGHUP it ends the command, and then starts it again."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""N bytes at /N, for uvicorn."""
+"""Serves N bytes at /N, for uvicorn."""
 
 
 async def app(scope, receive, send):

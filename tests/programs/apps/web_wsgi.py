@@ -1,4 +1,4 @@
-"""N bytes at /N, for gunicorn."""
+"""Serves N bytes at /N, for gunicorn."""
 
 
 def application(environ, start_response):

@@ -1,4 +1,4 @@
-"""Servers that people log in to."""
+"""Servers to which people log in."""
 
 import hashlib
 import signal
@@ -12,7 +12,7 @@ class Openssh(Program):
 
     name = "openssh"
     version = ("ssh", "-V")
-    path = "switch"
+    path = "learned"
     stop_status = (0, 255)
     threads = 2
 
@@ -58,11 +58,11 @@ class Openssh(Program):
 
 
 class Vsftpd(Program):
-    """Each session: namespaces of its own, chroot, seccomp; data connections passed between processes."""
+    """Each session has namespaces of its own, a chroot and seccomp. Data connections are passed between processes."""
 
     name = "vsftpd"
     version = ("sh", "-c", "vsftpd -v 0>&1")
-    path = "switch"
+    path = "learned"
     kernel_too = "passive data connections: their listener is made under RLIMIT_AS and seccomp"
     stop_status = (0, -15)
     threads = 3

@@ -1,4 +1,4 @@
-"""Servers of language runtimes: the same page everywhere, /N is N bytes."""
+"""Servers of language runtimes. All serve the same pages: /N has N bytes."""
 
 import pathlib
 import signal
@@ -71,7 +71,7 @@ class Java(Runtime):
 
 
 class Go(Runtime):
-    """Raw system calls, no libc: everything is the kernel's, also for clients that load the library."""
+    """Go uses raw system calls without libc. So all connections use kernel TCP, even if the client has the library."""
 
     name = "go (net/http)"
     version = ("go", "version")

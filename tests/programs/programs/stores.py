@@ -43,7 +43,7 @@ class Memcached(Program):
         self.lab.file("value", value)
         servers = f"--servers=127.0.0.1:{self.port}"
         self.lab.run(["memccp", servers, self.lab.path / "value"])
-        # memccat adds the end of a line.
+        # memccat adds a newline.
         self.lab.same(self.lab.run(["memccat", servers, "value"]), value + b"\n", "memccat")
         self.lab.run(["memccapable", "-h", "127.0.0.1", "-p", self.port, "-a"], timeout=120)
         return 3
@@ -55,7 +55,7 @@ class Memcached(Program):
 class Postgres(Program):
     name = "postgresql"
     version = ("/usr/lib/postgresql/15/bin/postgres", "--version")
-    # "Fast": sessions are ended, not waited for.
+    # A "fast" shutdown: the server ends sessions instead of waiting for them.
     stop_signal = signal.SIGINT
     threads = 3
     BIN = "/usr/lib/postgresql/15/bin"
@@ -72,7 +72,7 @@ class Postgres(Program):
     def argv(self):
         as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
         settings = [f"listen_addresses=127.0.0.1", f"port={self.port}", f"unix_socket_directories={self.data}", "fsync=off",
-                    # Killed, it would leave files in /dev/shm.
+                    # With another type, a killed server would leave files in /dev/shm.
                     "dynamic_shared_memory_type=mmap"]  # fmt: skip
         return [*as_user, f"{self.BIN}/postgres", "-D", self.data, *[w for s in settings for w in ("-c", s)]]
 

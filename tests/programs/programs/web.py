@@ -18,7 +18,7 @@ def sha(data):
 
 
 class Http(Program):
-    """Served files, fetched with curl and ab."""
+    """A server of files, which curl and ab fetch."""
 
     pages = PAGES
 
@@ -65,7 +65,7 @@ class Nginx(Http):
         )
 
     def argv(self):
-        # With its full path, or its upgrade cannot find it.
+        # nginx needs its full path, so that its upgrade can find it.
         return ["/usr/sbin/nginx", "-p", self.lab.path / "nginx", "-c", self.conf]
 
     def reload(self):
@@ -76,7 +76,7 @@ class NginxUpgrade(Nginx):
     """The binary upgrade: the new program inherits the listener through exec, and goes on with it."""
 
     name = "nginx, binary upgrade"
-    # It ignores the signal where its parent is the one that started it.
+    # nginx ignores the signal if its parent is the process that started it.
     daemon = "on"
 
     def master(self, suffix=""):
@@ -124,10 +124,10 @@ class NginxUpgrade(Nginx):
 
 
 class Haproxy(Http):
-    """Master and worker, in front of nginx: both legs count."""
+    """Master and worker, in front of nginx. The connections of both legs count."""
 
     name = "haproxy"
-    kernel_too = "no_new_privs: one connection in 5 s to each server comes first over the kernel"
+    kernel_too = "no_new_privs: one connection in 2 s to each server comes first over the kernel"
     version = ("haproxy", "-v")
     stop_status = (0, 143)
 
@@ -159,7 +159,10 @@ class Haproxy(Http):
 
 
 class Apache(Http):
+    """Apache defers accepting until a request is there (TCP_DEFER_ACCEPT), which only kernel TCP can do."""
+
     name = "apache2 (event)"
+    path = "kernel"
     version = ("apache2", "-v")
 
     def prepare(self):
@@ -181,12 +184,12 @@ class Apache(Http):
 
 
 class PhpFpm(Http):
-    """Behind nginx; requests to PHP go over TCP as well."""
+    """php-fpm behind nginx. Requests to PHP go over TCP, too."""
 
     name = "php-fpm behind nginx"
     version = ("php-fpm8.2", "-v")
     stop_signal = signal.SIGQUIT
-    #: What nginx keeps between requests.
+    #: nginx's settings for connections that it keeps between requests.
     upstream, keep, children = "", "", 4
 
     def prepare(self):
@@ -233,8 +236,8 @@ class PhpFpm(Http):
 
 
 class PhpFpmUnix(PhpFpm):
-    """The same over a Unix socket, with connections that nginx keeps: they go over to shared memory. A child serves one
-    connection, so there are as many as both workers of nginx have."""
+    """The same over a Unix socket, with connections that nginx keeps, so that they move to shared memory. Each child
+    serves one connection, so there are as many children as both workers of nginx have connections."""
 
     name = "php-fpm behind nginx, Unix socket"
     upstream = "upstream fpm { server unix:/run/lab/php/sock; keepalive 8; } "
@@ -255,7 +258,7 @@ class PhpFpmUnix(PhpFpm):
         over = lambda: self.lab.counters().get("path_upgrade", 0)  # noqa: E731
         before = over()
         connections = Http.serve(self)
-        # (One that is kept may have gone over before.)
+        # (A kept connection may have moved before.)
         kept = any(c["local"] == self.listen() for c in (self.lab.ask("ss") or {}).get("connections", ()))
         if self.lab.side == "ours" and not kept and over() == before:
             raise Wrong("no connection to php-fpm went over to shared memory")

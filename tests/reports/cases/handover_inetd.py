@@ -68,7 +68,7 @@ if pid == 0:
     if rights == "chroot":
         os.chroot("/")
     os.execve(sys.executable, ["python3", "-c", SERVER], {"PATH": "/usr/bin"})
-# What is not served within the client's time is not served.
+# A client that is not served within its time limit counts as not served.
 client.wait()
 os.kill(pid, 9)
 os.waitpid(pid, 0)

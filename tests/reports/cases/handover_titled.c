@@ -18,7 +18,7 @@
 
 extern char **environ;
 
-/* What the super-server starts, with an environment without LD_PRELOAD. */
+/* The program of the super-server, with an environment without LD_PRELOAD. */
 static int helper(void) {
     for (int i = 0; i < 3; i++) {
         int s = accept(7, 0, 0);
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
         end = *e + strlen(*e);
     }
     if (argc > 1 && !strcmp(argv[1], "overwrite")) {
-        memset(environ[0], 0, end - environ[0]); /* The title takes the place. */
+        memset(environ[0], 0, end - environ[0]); /* The title overwrites the environment. */
         environ = without;
     }
     int listener = socket(AF_INET, SOCK_STREAM, 0);

@@ -1,4 +1,4 @@
-"""One module a suite; each has NAME, and prepare(cache) -> (version, steps)."""
+"""One module for each suite, which has NAME, and prepare(cache) -> (version, steps)."""
 
 import dataclasses
 import typing
@@ -6,8 +6,8 @@ import typing
 
 @dataclasses.dataclass
 class Step:
-    """One command, run stock and ours. `{out}` in an argument is the
-    directory that its log and results go to."""
+    """One command, which runs on stock sockets and under the library. `{out}` in an
+    argument is the directory for its log and results."""
 
     name: str
     argv: list

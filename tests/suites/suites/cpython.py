@@ -27,7 +27,7 @@ def interpreter():
         probe = "import sys, test.test_socket, _ctypes, ssl; assert sys.version_info[:2] == (3, 11); print(sys.version.split()[0])"
         done = subprocess.run([python, "-c", probe], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         if done.returncode == 0:
-            # Not a version manager's shim: the real thing.
+            # The real interpreter, not the shim of a version manager.
             real = subprocess.run([python, "-c", "import sys; print(sys.executable)"], stdout=subprocess.PIPE, text=True)
             return real.stdout.strip(), done.stdout.strip()
     raise RuntimeError(f"no Python 3.11 with its tests among {tried} (Debian: apt-get install libpython3.11-testsuite)")
@@ -35,6 +35,6 @@ def interpreter():
 
 def prepare(_cache):
     python, version = interpreter()
-    # One VSOCK test hangs on kernel sockets too.
+    # One VSOCK test hangs on kernel sockets, too.
     argv = [python, "-m", "test", "-v", "-u", "network", "-i", "*VSOCK*", "--junit-xml", "{out}/junit.xml"]
     return version, [Step(m, [*argv, m], parse.junit, timeout=1200) for m in MODULES]

@@ -7,7 +7,7 @@ from suites import Step
 
 NAME = "crates"
 
-#: mio's crate carries no tests.
+#: mio's published crate has no tests.
 MIO = pathlib.Path(__file__).resolve().parents[1] / "mio"
 MIO_VERSION = "1.0.4"
 

@@ -17,7 +17,7 @@ def prepare(cache):
         cache.sh(["make", "-j2", "-C", "tests/server"], cwd=tree)
         cache.mark("build-curl")
     client = shutil.which("curl")
-    # Parts of 80 tests: one that hangs must not take all with it.
+    # The tests run in parts of 80. If a test hangs, only its part ends.
     argv = ["perl", "runtests.pl", "-n", "-a", "-c", client, "!TLS-SRP"]
     return version, [
         Step(f"{a}-{a + 79}", [*argv, str(a), "to", str(a + 79)], parse.curl, cwd=tree / "tests", timeout=900)

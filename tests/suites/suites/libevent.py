@@ -18,11 +18,12 @@ def prepare(cache):
     if not cache.done("build-libevent"):
         flags = ["--disable-openssl", "--disable-mbedtls", "--enable-static", "--disable-shared", "--disable-samples"]
         cache.sh(["./configure", *flags], cwd=tree)
-        # Debian patches files that automake would look at the dates of.
+        # Debian patches files whose dates make automake and its tools run, so the tools are
+        # replaced.
         frozen = [f"{tool}=:" for tool in ("AUTOMAKE", "AUTOCONF", "ACLOCAL", "AUTOHEADER")]
         cache.sh(["make", "-j2", *frozen], cwd=tree)
         cache.mark("build-libevent")
-    # Their default time limit is for one run on an idle machine.
+    # The default time limit of the tests assumes one run on an idle machine.
     argv = [tree / "test" / "regress", "--timeout", "60"]
     return version, [
         Step(name, argv, parse.tinytest, cwd=tree / "test", env=env) for name, env in BACKENDS.items()

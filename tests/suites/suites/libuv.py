@@ -14,6 +14,6 @@ def prepare(cache):
         cache.sh(["cmake", "..", "-DBUILD_TESTING=ON"], cwd=build)
         cache.sh(["make", "-j2", "uv_run_tests"], cwd=build)
         cache.mark("build-libuv")
-    # It refuses to run as root unless told that we mean it.
+    # libuv's tests refuse to run as root unless this variable allows it.
     env = {"UV_RUN_AS_ROOT": "1", "UV_TEST_TIMEOUT_MULTIPLIER": "3"}
     return version, [Step("tests", [build / "uv_run_tests"], parse.tap, cwd=tree, env=env, timeout=1200)]

@@ -1,4 +1,4 @@
-"""memcached's t/*.t: as they come, which is over Unix sockets mostly, and over TCP."""
+"""memcached's t/*.t, twice: unchanged, which means mostly over Unix sockets, and over TCP."""
 
 import shutil
 
@@ -15,7 +15,7 @@ def prepare(cache):
         cache.sh(["make", "-j2", "memcached", "memcached-debug", "timedrun", "sizes", "testapp"], cwd=tree)
         cache.mark("build-memcached")
     tests = sorted(str(p.relative_to(tree)) for p in tree.glob("t/*.t"))
-    # Not about memcached: whether its source is tidy.
+    # This test only checks the layout of memcached's source.
     tests = [t for t in tests if t not in ("t/whitespace.t",)]
     steps = []
     for name, where in (("prove", "t"), ("tcp", over_tcp(tree))):
@@ -25,7 +25,7 @@ def prepare(cache):
 
 
 def over_tcp(tree):
-    """The tests once more, told that there are no Unix sockets."""
+    """Copies the tests, and makes the copy believe that there are no Unix sockets."""
     place = tree / "t-tcp"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(tree / "t", place)

@@ -1,4 +1,4 @@
-//! Rows of the bare machine: what operations cost without sockets.
+//! Rows of the bare machine: the costs of operations without sockets.
 
 use super::experiment::{Claim, Experiment, Measure, STOCK};
 use crate::child::pin_self;
@@ -37,7 +37,7 @@ pub fn operations() -> Vec<Experiment> {
     ]
 }
 
-/// Nanoseconds of one of `n` calls.
+/// Mean time of a call in nanoseconds, over `n` calls.
 fn each(n: u64, mut call: impl FnMut()) -> f64 {
     (0..n / 10).for_each(|_| call());
     let started = Instant::now();
@@ -53,7 +53,7 @@ fn on<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
     })
 }
 
-/// Runs both at once, each on its CPU; the first one's result.
+/// Runs both closures at once, each on its CPU, and returns the result of the first.
 fn both(cpus: [usize; 2], one: impl FnOnce() -> f64 + Send, other: impl FnOnce() + Send) -> Result<f64> {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| on(cpus[1], other));
@@ -65,7 +65,7 @@ fn both(cpus: [usize; 2], one: impl FnOnce() -> f64 + Send, other: impl FnOnce()
 
 fn system_call() -> f64 {
     each(200_000, || {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         black_box(unsafe { libc::syscall(libc::SYS_getppid) });
     })
 }
@@ -78,7 +78,7 @@ fn copy(size: usize) -> f64 {
     })
 }
 
-/// Half a round trip of a word between two CPUs.
+/// Half a round trip of a word between two CPUs, in nanoseconds.
 fn cache_line(step: &Step) -> Result<f64> {
     #[repr(align(128))]
     struct Line(AtomicU64);
@@ -106,7 +106,7 @@ fn cache_line(step: &Step) -> Result<f64> {
     Ok(both([step.client_cpu(), step.server_cpu()], ask, answer)? / 2.0)
 }
 
-/// From one thread to another one of the same CPU, by `sched_yield`.
+/// A switch from one thread to another one on the same CPU through `sched_yield`, in nanoseconds.
 fn switch(step: &Step) -> Result<f64> {
     const TURNS: u64 = 50_000;
     let turn = AtomicU64::new(0);
@@ -126,7 +126,7 @@ fn switch(step: &Step) -> Result<f64> {
     both([step.client_cpu(); 2], first, || run(1, TURNS))
 }
 
-/// Half a round trip of two threads that sleep on a futex, on two CPUs.
+/// Half a round trip of two threads that sleep on a futex, on two CPUs, in nanoseconds.
 fn wake_up(step: &Step) -> Result<f64> {
     const TURNS: u64 = 5_000;
     let words = [AtomicU32::new(0), AtomicU32::new(0)];
@@ -164,7 +164,7 @@ fn spinlock() -> f64 {
     })
 }
 
-/// Looks at a word of each of 32 queues, on lines of their own.
+/// Looks at a word of each of 32 queues. Each word is on a cache line of its own.
 fn poll_queues() -> f64 {
     let queues: Vec<[AtomicU64; 16]> = (0..32).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
     each(200_000, || {
@@ -176,7 +176,7 @@ fn allocate() -> f64 {
     each(500_000, || drop(black_box(Vec::<u8>::with_capacity(2048))))
 }
 
-/// Maps `size` bytes of shared memory, with their pages, over others.
+/// Maps `size` bytes of shared memory over an existing mapping, with all pages populated.
 fn map(size: usize) -> Result<f64> {
     let file = rustix::fs::memfd_create("fastsocket-bench", rustix::fs::MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, size as u64)?;
@@ -194,7 +194,7 @@ fn map(size: usize) -> Result<f64> {
     Ok(ns)
 }
 
-/// 8 bytes through a pipe and back, between two CPUs.
+/// A round trip of 8 bytes through two pipes between two CPUs, in nanoseconds.
 fn pipe(step: &Step) -> Result<f64> {
     const TURNS: u64 = 5_000;
     let (mut from_one, mut to_other) = std::io::pipe()?;

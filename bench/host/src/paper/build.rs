@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// A build that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The build's time and the server's latency, each beside the other; the build alone.
+/// The build alone; and the time of the build and the latency of the server, while both run.
 pub fn experiments(args: &Args) -> Vec<Experiment> {
     let skip = args.build.is_none().then(|| "needs a project to build: --build DIR".to_owned());
     let dir = args.build.clone().unwrap_or_default();
@@ -41,13 +41,14 @@ pub fn experiments(args: &Args) -> Vec<Experiment> {
     ]
 }
 
-/// The web server's load goes on as long as the build.
+/// Runs the build beside a web server. The server's load lasts as long as the build.
 fn beside(step: &Step, project: &Path) -> Result<Values> {
     let project = project.to_owned();
     web::while_loaded(step, move |step| built(step, &project))
 }
 
-/// Seconds for which make builds a copy of the project, with a job for each CPU; it has no library on any way.
+/// Builds a copy of the project, with a job for each CPU. Returns the seconds that make takes. The build has no
+/// library on any way.
 fn built(step: &Step, project: &Path) -> Result<f64> {
     let copy: PathBuf = step.context.dir.join("build");
     let _ = std::fs::remove_dir_all(&copy);

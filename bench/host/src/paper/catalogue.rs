@@ -16,7 +16,7 @@ mod tests {
     use fsocket_bench_args::Paper as Args;
     use std::collections::BTreeSet;
 
-    /// The papers' numbers of figures and tables.
+    /// Names of all figures and tables of a paper.
     fn items(paper: Paper) -> Vec<String> {
         let (figures, tables) = match paper {
             Paper::SocksDirect => (12, 4),
@@ -45,7 +45,7 @@ mod tests {
                 assert_eq!(found, 1, "{paper:?} {item}");
             }
         }
-        // The others are sections of the text.
+        // All other items are sections of a paper's text, or a README.
         let known: BTreeSet<String> = Paper::ALL.into_iter().flat_map(items).collect();
         let text = all.iter().filter(|s| !known.contains(s.item));
         text.for_each(|s| assert!(s.item.starts_with("section ") || s.item == "README", "{}", s.item));
@@ -68,7 +68,8 @@ mod tests {
         }
     }
 
-    /// Both sides and the control are measured, or the bare machine alone. Rows have different names.
+    /// Checks that each experiment measures both sides and the control, or the bare machine alone, and that the
+    /// names of the rows are different.
     fn check(section: &str, experiments: &[Experiment]) {
         use fsocket_bench_args::Path;
         assert!(!experiments.is_empty(), "{section}");

@@ -13,18 +13,18 @@ use serde::Serialize;
 pub const WAYS: &[Path] = &[Path::Stock, Path::Ours, Path::Control];
 /// A row of the bare machine or of pipes: there is nothing to compare.
 pub const STOCK: &[Path] = &[Path::Stock];
-/// These and a bare queue in shared memory.
+/// [`WAYS`], and a bare queue in shared memory.
 pub const WAYS_AND_QUEUE: &[Path] = &[Path::Stock, Path::Ours, Path::Control, Path::Queue];
 
 /// The paper's value, in the unit of the row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Claim {
-    /// Linux and the paper's system.
+    /// The values of Linux and of the paper's system.
     Values { linux: f64, system: f64, source: &'static str },
-    /// The paper's system; Linux is not named.
+    /// The value of the paper's system. The paper gives none for Linux.
     Value { system: f64, source: &'static str },
-    /// How many times better than Linux: from, to.
+    /// How many times better than Linux the paper's system is: from, to.
     Times { low: f64, high: f64, source: &'static str },
 }
 
@@ -74,7 +74,7 @@ pub struct Measure {
     pub unit: Unit,
     pub better: Better,
     pub claim: Option<Claim>,
-    /// Whether 0 is a value; else it is an error.
+    /// Is 0 a value? If not, it is an error.
     pub may_be_zero: bool,
 }
 
@@ -104,15 +104,15 @@ pub struct Experiment {
     pub layout: Layout,
     pub ways: &'static [Path],
     pub measures: Vec<Measure>,
-    /// Programs that it starts.
+    /// Programs that the experiment starts.
     pub programs: &'static [&'static str],
-    /// Whether the library's counters must confirm the path. If not, the program confirms it, or no connection is made.
+    /// Must the library's counters confirm the path? If not, the program confirms it, or makes no connection.
     pub is_counted: bool,
-    /// The known limit by which connections leave shared memory. The row fails then, but the command does not.
+    /// A known limit that makes connections leave shared memory. The row fails then, but the command does not.
     pub limit: Option<&'static str>,
-    /// Rounds at most, where one takes long.
+    /// Maximum number of rounds, for experiments that take long.
     pub most_rounds: usize,
-    /// The reason why it cannot run here.
+    /// The reason why the experiment cannot run here.
     pub skip: Option<String>,
     /// Position on the axis of a curve: the axis and the value.
     pub at: Option<(&'static str, f64)>,
@@ -175,7 +175,7 @@ impl Experiment {
     }
 }
 
-/// A size as the names of rows have it.
+/// A size in bytes as it appears in the names of rows.
 pub fn bytes_text(size: usize) -> String {
     match size_name(size) {
         name if name.ends_with(['K', 'M']) => format!("{name}iB").replace("KiB", " KiB").replace("MiB", " MiB"),

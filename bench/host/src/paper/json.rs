@@ -1,4 +1,4 @@
-//! The report for other programs.
+//! The report as JSON, for other programs.
 
 use super::done::Done;
 use super::row::Row;

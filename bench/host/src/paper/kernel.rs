@@ -1,4 +1,4 @@
-//! Rows of the kernel's own costs: finding a listen socket, contended locks, the use of each CPU.
+//! Rows of costs inside the kernel: finding a listen socket, contended locks, the use of each CPU.
 
 use super::experiment::{Claim, Experiment, Measure};
 use super::web;
@@ -42,13 +42,13 @@ pub fn listen_lookup(_: &Args) -> Vec<Experiment> {
     [1, 8, 64, 256, 512].map(row).into()
 }
 
-/// The program, where cargo builds it.
+/// Path of the program, if cargo has built it.
 fn select_cost() -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     Some(own.parent()?.join("examples/select_cost")).filter(|p| p.is_file())
 }
 
-/// Fastsocket, table 1. This kernel has some of the table's locks no more.
+/// Fastsocket, table 1. Current kernels no longer have some of the table's locks.
 pub fn locks(_: &Args) -> Vec<Experiment> {
     let is_root = rustix::process::geteuid().is_root();
     let skip = (!is_root).then(|| "counting the kernel's locks needs root".to_owned());
@@ -61,7 +61,8 @@ pub fn locks(_: &Args) -> Vec<Experiment> {
         .measures([row("ep.lock", "ep.lock"), row("all", "all locks but the scheduler's")])]
 }
 
-/// Contentions of the whole machine a second, and the nanoseconds that they took, by `fastsocket stat --locks`.
+/// Lock contentions of the whole machine per second, and the nanoseconds of waiting for them per second, from
+/// `fastsocket stat --locks`.
 fn contentions(step: &Step) -> Result<Values> {
     let program = locate::program("fastsocket").map_err(|e| anyhow!(e))?;
     let mut command = Command::new(program);
@@ -111,7 +112,7 @@ pub fn cores(_: &Args) -> Vec<Experiment> {
         .measures([row("mean", "mean use of a CPU"), row("most", "use of the busiest CPU")])]
 }
 
-/// The share of time that the CPUs are busy, for a second.
+/// Percent of one second for which the CPUs are busy: the mean, and the busiest CPU.
 fn busy() -> Result<Values> {
     let before = cpu_times()?;
     std::thread::sleep(Duration::from_secs(1));
@@ -125,13 +126,13 @@ fn busy() -> Result<Values> {
     Ok(Values::from([("mean", shares.iter().sum::<f64>() / shares.len() as f64), ("most", most)]))
 }
 
-/// For each CPU, the ticks that it was busy, and all ticks.
+/// For each CPU, the number of ticks for which it was busy, and the number of all ticks.
 fn cpu_times() -> Result<Vec<[f64; 2]>> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let cpu = |line: &str| {
         let fields: Vec<f64> = line.split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
         let all: f64 = fields.iter().take(8).sum();
-        // Fields 4 and 5: idle, and idle with input or output under way.
+        // Fields 4 and 5: idle, and idle while waiting for I/O.
         let idle: f64 = fields.iter().skip(3).take(2).sum();
         [all - idle, all]
     };

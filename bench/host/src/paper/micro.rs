@@ -89,7 +89,7 @@ pub fn breakdown(_: &Args) -> Vec<Experiment> {
     ]
 }
 
-/// Half a round trip of 8 bytes, and what each KiB of 256 KiB adds to it.
+/// Nanoseconds of half a round trip of 8 bytes, and the nanoseconds that each KiB of 256 KiB adds.
 fn packet_and_kib(step: &Step) -> Result<Values> {
     let half = |size| -> Result<f64> {
         let values = runner::micro(step, Op::Rtt, size)?;

@@ -1,11 +1,11 @@
-//! Reasons why the figures of a run say little.
+//! Reasons why the figures of a run mean little.
 
 use fsocket_measure::Machine;
 
 /// Share of the CPUs that other programs may use before a run.
 const IDLE: f64 = 0.3;
 
-/// As sentences; `machine` as it was before the run.
+/// Returns the reasons as sentences. `machine`: its state before the run.
 pub fn of(machine: &Machine) -> Vec<String> {
     let mut notes = Vec::new();
     if cfg!(debug_assertions) {

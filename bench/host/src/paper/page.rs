@@ -46,7 +46,7 @@ pub fn page(machine: &Machine, done: &[Done], notes: &[String], reps: usize) -> 
     Ok(page + "</html>\n")
 }
 
-/// A line for each section: how its rows came out, or why it has none.
+/// A line for each section: the number of its rows by verdict, or the reason why it has none.
 fn contents(done: &[Done]) -> String {
     let mut text = "<table><tr><th>section<th>rows<th>above stock<th>as stock<th>below stock<th>failed<th>".to_owned();
     for d in done {
@@ -128,7 +128,7 @@ fn table(rows: &[Row]) -> String {
     text + "</table>"
 }
 
-/// A picture for each measure that has three or more points on an axis.
+/// A chart for each measure that has three or more points on an axis.
 fn charts(rows: &[Row]) -> Result<String> {
     let mut text = String::new();
     let mut labels: Vec<(&str, &str)> = Vec::new();
@@ -146,7 +146,7 @@ fn charts(rows: &[Row]) -> Result<String> {
     Ok(text)
 }
 
-/// Lines on two logarithmic axes, one for each way.
+/// Draws a line for each way, on two logarithmic axes.
 fn chart(axis: &str, label: &str, rows: &[&Row]) -> Result<String> {
     let ways: Vec<Path> = Path::ALL
         .into_iter()

@@ -15,18 +15,18 @@ pub struct Row {
     pub limit: Option<&'static str>,
 }
 
-/// A way beside stock.
+/// The result of comparing a way with stock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// A step failed, or its connections took another path.
     Failed,
-    /// A row of stock alone.
+    /// The row contains stock alone.
     Reference,
     Above,
     /// Within the range of the control, stock's second run.
     Same,
-    /// Below stock by the medians, though the control was as far off.
+    /// Below stock by the medians, but within the range of the control.
     BelowWithinControl,
     Below,
 }
@@ -80,7 +80,7 @@ impl Row {
         }
     }
 
-    /// Whether a way failed for another reason than the known limit.
+    /// Has a way failed for another reason than the known limit?
     pub fn is_bad(&self) -> bool {
         let is_known = |p: &crate::report::Problem| p.not_accelerated && self.limit.is_some();
         let failed = self.compared().into_iter().any(|way| self.verdict(way) == Verdict::Failed);
@@ -88,7 +88,7 @@ impl Row {
         failed && !is_limit
     }
 
-    /// The verdict where stock or the way has counted none, so that there is no ratio.
+    /// The verdict if the median of stock or of the way is 0, so that there is no ratio.
     fn without_ratio(&self, way: Path) -> Verdict {
         match [Path::Stock, way].map(|p| self.values.median(p)) {
             [Some(0.0), Some(0.0)] => Verdict::Same,
@@ -104,7 +104,7 @@ impl Row {
         if verdict == Verdict::Failed {
             let problem = self.values.problems.iter().find(|p| p.path == way).or(self.values.problems.first());
             let text = problem.map_or("no value", |p| p.text.as_str());
-            // An error that says so is not marked again.
+            // The mark is not repeated if the error's text begins with it.
             let is_marked = problem.is_some_and(|p| p.not_accelerated) && !text.starts_with("ANOTHER PATH");
             let limit = self.limit.map_or_else(String::new, |limit| format!(" (known: {limit})"));
             return format!("FAILED{}: {text}{limit}", if is_marked { ", ANOTHER PATH" } else { "" });
@@ -127,7 +127,7 @@ impl Row {
     }
 }
 
-/// The lowest and the highest round.
+/// The range of the ratios to stock over the rounds, as text.
 pub fn range_text(beside: &Beside) -> String {
     format!("{} to {}", times_text(beside.low), times_text(beside.high))
 }

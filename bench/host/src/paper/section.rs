@@ -40,7 +40,7 @@ impl Paper {
     }
 }
 
-/// Why a figure is not measured here.
+/// The reason why a figure is not measured here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {
@@ -91,7 +91,7 @@ impl Listed {
 
 #[derive(Debug)]
 pub enum Kind {
-    /// The second: the part of the figure that this machine cannot show.
+    /// The experiments, and (optional) the part of the figure that this machine cannot show.
     Measured(fn(&Args) -> Vec<Experiment>, Option<Listed>),
     Listed(Listed),
 }
@@ -99,7 +99,7 @@ pub enum Kind {
 /// One figure or table.
 #[derive(Debug)]
 pub struct Section {
-    /// As `--only` takes it.
+    /// The name that `--only` takes.
     pub name: &'static str,
     pub paper: Paper,
     /// "figure 7", "table 4", or the number of a section of the text.
@@ -113,7 +113,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// Whether `--only NAME` means it.
+    /// Does `--only NAME` select the section?
     pub fn matches(&self, name: &str) -> bool {
         self.name == name || self.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
     }

@@ -24,7 +24,7 @@ pub fn pairs(_: &Args) -> Vec<Experiment> {
     [1, 2, 4, 8].map(row).into()
 }
 
-/// The mean round trip of `n` clients, each with a server, that start at once.
+/// The mean round trip of `n` clients, each with a server of its own. The clients start at once.
 fn run_pairs(step: &Step, n: usize) -> Result<Values> {
     let cpu = Some(step.client_cpu());
     let (mut servers, mut clients, mut files) = (Vec::new(), Vec::new(), Vec::new());
@@ -64,7 +64,7 @@ fn address(ready: &str) -> Result<&str> {
     ready.strip_prefix(READY).context("the server says something else")
 }
 
-/// Messages of 8 bytes a second by two threads that send on one socket whenever they run.
+/// Messages of 8 bytes per second, from two threads that send on one socket without taking turns.
 pub fn two_senders(step: &Step) -> Result<Values> {
     let mut server = Child::spawn(command(step, Role::Server, Op::BothRate, ""), Some(step.server_cpu()))?;
     let ready = server.line(READY_LIMIT)?;
@@ -102,7 +102,7 @@ fn functions(n: usize) -> String {
     format!("{n} function{}", if n == 1 { "" } else { "s" })
 }
 
-/// Packets a second through `n` filters between pipes.
+/// Packets per second through `n` filters between pipes.
 fn run_pipes(step: &Step, n: usize) -> Result<Values> {
     let own = step.context.own.display().to_string();
     let part = |op| format!("'{own}' worker --role client --transport tcp --size {PACKET} --op {op}");
@@ -119,7 +119,8 @@ fn run_pipes(step: &Step, n: usize) -> Result<Values> {
 /// Bytes of a packet, as in the paper.
 const PACKET: &str = "64";
 
-/// Packets a second through `n` processes, from a source to a sink; `stdio`: sockets are standard input and output.
+/// Packets per second through `n` processes, from a source to a sink. `stdio`: sockets are standard input and
+/// output.
 fn run_pipeline(step: &Step, n: usize, stdio: bool) -> Result<Values> {
     let server = |op, next: Option<&str>| -> Result<(Child, String)> {
         let mut command = command(step, Role::Server, op, "");
@@ -152,7 +153,8 @@ fn run_pipeline(step: &Step, n: usize, stdio: bool) -> Result<Values> {
     Ok(Values::from([("rate", ops / outcome.seconds), ("ops", ops)]))
 }
 
-/// A worker that is not pinned. A bare queue is here a pair of processes that sleep on a futex.
+/// Command of a worker that is not pinned. Here the bare queue ([`Path::Queue`]) is a pair of processes that sleep
+/// on a futex.
 fn command(step: &Step, role: Role, op: Op, addr: &str) -> Command {
     let op = clap::ValueEnum::to_possible_value(&op).expect("no operation is skipped");
     let mut command = step.command(role, &step.context.own);

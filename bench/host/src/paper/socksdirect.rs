@@ -12,7 +12,7 @@ fn drawing(name: &'static str, item: &'static str, title: &'static str) -> Secti
     section(name, item, title, "A drawing.", Kind::Listed(listed(Why::NoMeasurement, text)))
 }
 
-/// In the order of the report: measurements, then what is only listed.
+/// The sections in the order of the report: those that are measured, then those that are only listed.
 pub fn sections() -> Vec<Section> {
     let mut all = measured();
     all.extend(only_listed());
@@ -24,7 +24,7 @@ fn measured() -> Vec<Section> {
     vec![
         Section {
             differs: "The sender uses blocking send and recv of libc. The receiver of the one-way rows takes up to \
-                      64 KiB at once. Ours copies at each size; the paper remaps pages from 16 KiB on (ADR 65).",
+                      64 KiB at once. Ours copies at each size; the paper remaps pages from 16 KiB on (ADR 64).",
             ..section(
                 "socksdirect-fig-7",
                 "figure 7",
@@ -131,8 +131,8 @@ fn measured() -> Vec<Section> {
             )
         },
         Section {
-            differs: "The RPC libraries are Python's multiprocessing.managers, which uses plain sockets, and gRPC. Most of a \
-                      call's time is Python's.",
+            differs: "The RPC libraries are Python's multiprocessing.managers, which uses plain sockets, and gRPC, of Python and \
+                      of C++. Most of a call's time is theirs.",
             ..section(
                 "socksdirect-5.3.3",
                 "section 5.3.3",
@@ -140,7 +140,7 @@ fn measured() -> Vec<Section> {
                 "RPClib: 45 us with Linux, 21 us with SocksDirect.",
                 Kind::Measured(
                     rpc::calls,
-                    Some(listed(Why::NotMeasuredYet, "gRPC from C++, and RPClib itself.")),
+                    Some(listed(Why::NotMeasuredYet, "RPClib itself.")),
                 ),
             )
         },

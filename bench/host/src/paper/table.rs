@@ -8,7 +8,7 @@ use crate::report::{self, value_text};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use fsocket_bench_args::Path;
 
-/// One line for each way of each row, and one for each section that is listed.
+/// Prints one line for each way of each row, and one for each section that is only listed.
 pub fn print(done: &[Done], notes: &[String]) {
     let header = ["row", "paper", "stock", "ours", "times better", "spread", "control", "bare queue", ""];
     let mut table = report::table(&header);

@@ -85,7 +85,7 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Requests a second and CPU time of a request.
+    /// Requests per second, and the number of requests, from which the CPU time of a request follows.
     fn run(&self, step: &Step, port: u16) -> Result<Values> {
         let output = self.output(step, port)?;
         let rate = apps::wrk_rate(&output)?;
@@ -112,12 +112,12 @@ impl Load<'_> {
     }
 }
 
-/// All CPUs, two workers, two threads of wrk.
+/// A load from two threads of wrk, on all CPUs, for one second.
 fn shared(connections: u32, think_ms: u32) -> Load<'static> {
     Load { threads: 2, connections, think_ms, more: &[], seconds: 1, cpu: None }
 }
 
-/// Runs `load`; where only servers have the library, some connections must have been accepted from zones.
+/// Runs `load`. Where only servers have the library, it is an error if no connection was accepted from a zone.
 fn zoned(step: &Step, load: impl FnOnce() -> Result<Values>) -> Result<Values> {
     let local = || -> Result<u64> {
         let totals = step.context.accel.as_ref().map(|a| a.report()).transpose()?.map(|r| r.totals);
@@ -136,7 +136,7 @@ fn count(n: impl Into<u64>, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// The known limit of servers with one process, where the monitor may not load its BPF program.
+/// The known limit of servers with one process, if the monitor may not load its BPF program.
 pub fn one_process() -> Option<&'static str> {
     (!rustix::process::geteuid().is_root())
         .then_some("without a monitor of root a listener of one process may have no zones")
@@ -231,7 +231,8 @@ fn haproxy(step: &Step, origin: u16, threads: u32, option: &str, cpu: Option<usi
     apps::start_on(step, Role::Server, "haproxy", port, &["-db", "-f", &file], cpu)
 }
 
-/// An origin, haproxy with two threads before it, and a load of it.
+/// Starts an origin, haproxy with two threads in front of it, and a load. Runs `meanwhile` during the load. `then`
+/// reads the output of wrk.
 fn proxied<T>(
     step: &Step,
     load: Load,
@@ -242,14 +243,14 @@ fn proxied<T>(
     let origin = site.start(step)?;
     let server = haproxy(step, origin.port, 2, "httpclose", None)?;
     let client = load.start(step, server.port)?;
-    // Processes have started and opened their connections.
+    // Processes need some time to start and to open their connections.
     std::thread::sleep(Duration::from_millis(300));
     let values = meanwhile()?;
     let output = client.finish(LIMIT)?;
     Ok((then(&output)?, values))
 }
 
-/// Runs `meanwhile` beside a full load. Counts of a second become counts of a thousand connections.
+/// Runs `meanwhile` beside a full load of haproxy. Converts its counts per second to counts per 1,000 connections.
 pub fn haproxy_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
     zoned(step, || {
         let load = Load { more: CLOSE, seconds: 2, ..shared(64, 0) };
@@ -258,8 +259,8 @@ pub fn haproxy_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values
     })
 }
 
-/// Runs `meanwhile` beside a full load of nginx, a connection for each request. The CPUs' time for a request, and the
-/// share of what `meanwhile` counts in a second.
+/// Runs `meanwhile` beside a full load of nginx, with a connection for each request. Returns the time of all CPUs
+/// per request in nanoseconds, and the counts of `meanwhile` per request.
 pub fn nginx_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
     zoned(step, || {
         let server = Site::new(700).start(step)?;
@@ -274,7 +275,7 @@ pub fn nginx_under_load(step: &Step, meanwhile: impl FnOnce() -> Result<Values>)
     })
 }
 
-/// Runs `meanwhile` while 64 clients send a request every 40 ms.
+/// Runs `meanwhile` while 64 clients of haproxy send a request every 40 ms.
 pub fn haproxy_at_a_rate(step: &Step, meanwhile: impl FnOnce() -> Result<Values>) -> Result<Values> {
     zoned(step, || {
         let load = Load { more: CLOSE, seconds: 2, ..shared(64, 40) };
@@ -282,14 +283,15 @@ pub fn haproxy_at_a_rate(step: &Step, meanwhile: impl FnOnce() -> Result<Values>
     })
 }
 
-/// Latencies of an nginx beside `work`: 64 clients think for 20 ms before each request. Seconds of `work`.
+/// Runs `work` beside an nginx with load: 64 clients think for 20 ms before each request. Returns the seconds of
+/// `work`, and the latencies in nanoseconds.
 pub fn while_loaded(step: &Step, work: impl FnOnce(&Step) -> Result<f64>) -> Result<Values> {
     zoned(step, || {
         let server = Site { requests: 6, ..Site::new(700) }.start(step)?;
         let load = Load { more: &["--latency"], seconds: 600, ..shared(64, 20) };
         let client = load.start(step, server.port)?;
         let seconds = work(step)?;
-        // wrk prints its report then.
+        // An interrupted wrk prints its report.
         client.interrupt()?;
         let output = client.finish(LIMIT)?;
         let at = |name| quantile(&output, name).with_context(|| format!("no latency in: {output}"));
@@ -320,12 +322,12 @@ pub fn proxy(step: &Step, front: Front, size: usize) -> Result<Values> {
     let more = &["--latency"];
     let load = Load { threads: 1, more, cpu: Some(step.client_cpu()), ..shared(1, 0) };
     let output = load.output(step, proxy.port)?;
-    // Also checks the answers.
+    // This call also checks that no request has failed.
     apps::wrk_rate(&output)?;
     Ok(Values::from([("p50", quantile(&output, "50%").with_context(|| format!("no latency in: {output}"))?)]))
 }
 
-/// A line of wrk's distribution of latencies, in nanoseconds.
+/// A percentile of wrk's latency distribution, in nanoseconds.
 fn quantile(output: &str, name: &str) -> Option<f64> {
     let line = output.lines().find_map(|l| l.trim().strip_prefix(name))?.trim();
     let units = [("us", 1e3), ("ms", 1e6), ("s", 1e9)];

@@ -1,4 +1,4 @@
-//! The picture of `bench shapes`: a table in which colours say how ours compares to stock.
+//! The report of `bench shapes`: an HTML table in which colours show how ours compares with stock.
 
 use super::row::Row;
 use crate::html::escape;
@@ -10,7 +10,7 @@ const STYLE: &str = "body{font:14px/1.4 sans-serif;margin:2em}table{border-colla
     td,th{padding:.25em .6em;border:1px solid #fff;text-align:right;font-size:12px}th{font-weight:normal;color:#555}\
     th:first-child{text-align:left}.below{font-weight:bold}";
 
-/// From red (half of stock) by white (stock) to green (four times stock).
+/// Colour of a ratio: from red (half of stock) through white (stock) to green (four times stock).
 fn color(ratio: f64) -> String {
     let fraction = if ratio < 1.0 { ratio.log2() } else { ratio.log2() / 2.0 }.clamp(-1.0, 1.0);
     let [r, g, b] = match fraction < 0.0 {
@@ -20,8 +20,8 @@ fn color(ratio: f64) -> String {
     format!("#{:02x}{:02x}{:02x}", r as u8, g as u8, b as u8)
 }
 
-/// One HTML file. Rows are servers and clients, columns everything else of a shape; a cell is the ratio
-/// of the medians, with the range over the repetitions as its title.
+/// One HTML file. The rows are servers and clients, the columns are the other properties of a shape. A cell is the
+/// ratio of the medians; its tooltip is the range over the repetitions.
 pub fn page(machine: &Machine, rows: &[Row], reps: usize) -> String {
     let title = "fastsocket bench shapes";
     let mut page = format!("<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>");
@@ -47,7 +47,7 @@ pub fn page(machine: &Machine, rows: &[Row], reps: usize) -> String {
     for row in rows {
         lines.entry(row.what.ends()).or_default().insert(column(row), row);
     }
-    // Pieces of a width that a page has.
+    // Tables are split so that they fit the width of a page.
     for columns in columns.chunks(12) {
         page += "<table><tr><th>server/clients</th>";
         columns.iter().for_each(|c| page += &format!("<th>{}</th>", escape(c)));

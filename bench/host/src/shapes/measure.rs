@@ -15,16 +15,16 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What all measurements have in common.
+/// Parameters that all measurements share.
 pub struct Setting {
     pub own: PathBuf,
     pub secs: f64,
-    /// Turns of [`ends::work`] in a microsecond.
+    /// Turns of [`ends::work`] per microsecond.
     pub per_us: f64,
     pub cpus: [usize; 2],
 }
 
-/// One repetition of a shape.
+/// Measures one repetition of a shape.
 pub fn measure(shape: &Shape, way: &Way, setting: &Setting) -> Result<Sample> {
     let secs = setting.secs;
     let _hogs = (shape.extra == Extra::Hogs).then(|| Hogs::start(&setting.cpus, 1));
@@ -75,7 +75,7 @@ pub fn measure(shape: &Shape, way: &Way, setting: &Setting) -> Result<Sample> {
         done.add(&serde_json::from_str(&c.line(limit)?).context("a client says something else")?);
     }
     let took = started.elapsed().as_secs_f64().max(secs);
-    // All are there still: they wait for the end of their input.
+    // All processes are still there: they wait for the end of their input.
     let used = cpu_time(&groups)? - used;
     let zoned = before.map(|before| way.check(&before.totals)).transpose()?.unwrap_or_default();
     Ok(Sample {
@@ -87,12 +87,12 @@ pub fn measure(shape: &Shape, way: &Way, setting: &Setting) -> Result<Sample> {
     })
 }
 
-/// Seconds on a CPU of all threads of all processes in these process groups.
+/// CPU time of all threads of all processes in these process groups, in seconds.
 fn cpu_time(groups: &[u32]) -> Result<f64> {
     let mut ns = 0u64;
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        // A process may end meanwhile.
+        // The process may have ended meanwhile.
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let group = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(2)?.parse().ok());
         if !group.is_some_and(|g: u32| groups.contains(&g)) {

@@ -1,24 +1,24 @@
-//! Which shapes there are.
+//! The list of shapes.
 
 use crate::ends::{Clients, Server};
 use crate::scenario::size_name;
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// What else is special about a shape.
+/// A special property of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Extra {
     Nothing,
-    /// So many requests are sent at once.
+    /// Clients send this many requests at once.
     Pipeline(usize),
-    /// Each client sleeps for so many microseconds before each request.
+    /// Each client sleeps for this many microseconds before each request.
     Think(u64),
     /// A connection for each request.
     Short,
-    /// An endless loop of another program on each CPU.
+    /// An endless loop of another program runs on each CPU.
     Hogs,
-    /// Servers on one CPU, clients on another one.
+    /// The servers are on one CPU, the clients on another one.
     Pinned,
 }
 
@@ -28,7 +28,7 @@ pub struct Shape {
     pub clients: Clients,
     /// Connections that are open at once.
     pub conns: usize,
-    /// Microseconds in each request, server and client.
+    /// Microseconds of work in each request, of the server and of the client.
     pub work: [u64; 2],
     /// Bytes of an answer.
     pub size: usize,
@@ -47,7 +47,7 @@ impl Shape {
         Shape { extra, ..self }
     }
 
-    /// As `--only` takes it: server, clients, connections, microseconds of work and bytes of an answer.
+    /// The name that `--only` matches: server, clients, connections, microseconds of work and bytes of an answer.
     pub fn name(&self) -> String {
         let client_work = if self.work[1] > 0 { format!("+{}us", self.work[1]) } else { String::new() };
         let extra = match self.extra {
@@ -61,7 +61,7 @@ impl Shape {
         format!("{}/{}/{}us{client_work}/{}{extra}", self.ends(), self.conns, self.work[0], size_name(self.size))
     }
 
-    /// Server and clients.
+    /// Names of the server and of the clients.
     pub fn ends(&self) -> String {
         let kind = |v: Option<clap::builder::PossibleValue>| v.map(|v| v.get_name().to_owned()).unwrap_or_default();
         format!("{}/{}", kind(self.server.to_possible_value()), kind(self.clients.to_possible_value()))
@@ -82,14 +82,14 @@ impl Shape {
         let clients = if self.clients == Clients::Loop { 1 } else { self.conns };
         match self.extra {
             Extra::Hogs => true,
-            // Most of them sleep.
+            // Most of the clients sleep.
             Extra::Think(_) => false,
             _ => server + clients > cpus,
         }
     }
 }
 
-/// Everything there is, each once.
+/// All shapes, each once.
 pub fn all() -> Vec<Shape> {
     use Clients as C;
     use Server as S;
@@ -126,7 +126,7 @@ pub fn all() -> Vec<Shape> {
             list.push(shape(*server, *clients, 4, 5, 64).with(Extra::Pipeline(16)));
             list.push(shape(*server, *clients, 4, 5, 64).with(Extra::Hogs));
             list.push(shape(*server, *clients, 4, 5, 64).with(Extra::Pinned));
-            // An epoll loop of clients sends at once and keeps its connections.
+            // Clients in an epoll loop send without pauses and keep their connections.
             if *clients != C::Loop {
                 list.push(shape(*server, *clients, 16, 20, 64).with(Extra::Think(500)));
                 list.push(shape(*server, *clients, 4, 20, 64).with(Extra::Short));

@@ -1,20 +1,19 @@
-//! What was measured of one shape.
+//! The result of one shape.
 
 use super::plan::Shape;
-use super::verdict;
 use super::way::{CONTROL, KERNEL, OURS, STOCK};
 use serde::Serialize;
 
-/// What one repetition measured.
+/// The result of one repetition.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Sample {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Microseconds of CPU time of all processes, the monitor's included, for a request.
+    /// CPU time of all processes per request, the monitor's included, in microseconds.
     pub cpu_us: f64,
     pub p50_us: f64,
     pub p99_us: f64,
-    /// Share of accepts from a zone's own socket in all accepts in the kernel.
+    /// Share of the connections accepted in the kernel that came from a zone's own socket.
     pub zoned: f64,
 }
 
@@ -22,12 +21,12 @@ pub struct Sample {
 pub struct Row {
     pub shape: String,
     pub what: Shape,
-    /// By way, then by repetition.
+    /// Samples by way, then by repetition.
     pub samples: Vec<(&'static str, Vec<Sample>)>,
     pub problems: Vec<String>,
 }
 
-/// Lowest and highest are of single repetitions.
+/// A ratio to stock: of the medians, and the lowest and highest of single repetitions.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Ratio {
     pub median: f64,
@@ -35,11 +34,11 @@ pub struct Ratio {
     pub high: f64,
 }
 
-/// A way over the kernel beside stock, and the control: stock a second time.
+/// A way over kernel TCP compared with stock, and the control: stock a second time.
 #[derive(Debug, Serialize)]
 pub struct Beside {
     pub way: &'static str,
-    /// Requests a second and CPU time of a request, to stock.
+    /// Ratios to stock: requests per second, and CPU time per request.
     pub rate: Ratio,
     pub cpu: Ratio,
     pub control_rate: Ratio,
@@ -51,8 +50,8 @@ impl Row {
         self.samples.iter().find(|(name, _)| *name == way).map(|(_, samples)| &samples[..])
     }
 
-    /// To stock in each repetition; none where one of them failed.
-    fn ratios(&self, way: &str, of: fn(&Sample) -> f64) -> Vec<f64> {
+    /// Ratios to stock of each repetition. Empty if a repetition failed.
+    pub fn ratios(&self, way: &str, of: fn(&Sample) -> f64) -> Vec<f64> {
         match (self.of(STOCK), self.of(way)) {
             (Some(stock), Some(way)) if stock.len() == way.len() => {
                 way.iter().zip(stock).map(|(a, b)| of(a) / of(b)).collect()
@@ -61,7 +60,7 @@ impl Row {
         }
     }
 
-    /// To stock, of the medians.
+    /// Ratio to stock, of the medians.
     pub fn ratio(&self, way: &str, of: fn(&Sample) -> f64) -> Option<Ratio> {
         let [_, low, high] = spread(self.ratios(way, of));
         let median = |samples: &[Sample]| spread(samples.iter().map(of).collect())[0];
@@ -69,12 +68,12 @@ impl Row {
         median.is_finite().then_some(Ratio { median, low, high })
     }
 
-    /// Requests a second, ours to stock: of the medians, the lowest and the highest repetition.
+    /// Requests per second as a ratio to stock: the median, the lowest and the highest repetition.
     pub fn rate(&self) -> Option<[f64; 3]> {
         self.ratio(OURS, |s| s.rate).map(|r| [r.median, r.low, r.high])
     }
 
-    /// Every way over the kernel that was measured.
+    /// All ways over kernel TCP that were measured.
     pub fn beside(&self) -> Vec<Beside> {
         let of = |way| {
             let [rate, cpu]: [fn(&Sample) -> f64; 2] = [|s| s.rate, |s| s.cpu_us];
@@ -83,19 +82,9 @@ impl Row {
         };
         KERNEL.into_iter().filter_map(of).collect()
     }
-
-    pub fn measured(&self) -> Option<verdict::Measured<'_>> {
-        let [rate, _, best] = self.rate()?;
-        let low = |of| {
-            let [median, low, _] = spread(self.ratios(OURS, of));
-            verdict::Ratio { median, best: low }
-        };
-        let rate = verdict::Ratio { median: rate, best };
-        Some(verdict::Measured { shape: &self.what, rate, cpu: low(|s| s.cpu_us), p99: low(|s| s.p99_us) })
-    }
 }
 
-/// Median, lowest and highest.
+/// Median, lowest and highest value.
 pub fn spread(values: Vec<f64>) -> [f64; 3] {
     let lowest = values.iter().copied().reduce(f64::min);
     let highest = values.iter().copied().reduce(f64::max);

@@ -4,7 +4,7 @@ use super::row::{spread, Row, Sample};
 use super::verdict;
 use super::way::OURS;
 
-/// A line for each way of each shape.
+/// Prints a line for each way of each shape.
 pub fn print(rows: &[Row], cpus: usize) {
     let mut table = comfy_table::Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
@@ -21,7 +21,7 @@ pub fn print(rows: &[Row], cpus: usize) {
         "below stock",
     ]);
     for row in rows {
-        let below = row.measured().map_or_else(String::new, |m| verdict::missed(&m, cpus).join(" "));
+        let below = verdict::Measured::of(row).map_or_else(String::new, |m| verdict::missed(&m, cpus).join(" "));
         let beside = row.beside();
         for (k, (way, samples)) in row.samples.iter().enumerate() {
             let of = |f: fn(&Sample) -> f64| spread(samples.iter().map(f).collect())[0];

@@ -1,32 +1,46 @@
-//! Whether a shape is at least as fast as over loopback TCP.
+//! Decides whether a shape is at least as fast with the library as over loopback TCP.
 //!
-//! A measure that is missed by less than the spread of its repetitions counts as met: `best` is what
-//! the best of the repetitions says.
+//! A measure that is missed by less than the spread of its repetitions counts as met: `best` is the value of the
+//! best repetition.
 
 use super::plan::Shape;
-use super::row::Beside;
+use super::row::{spread, Beside, Row};
+use super::way::OURS;
 
-/// Requests a second, of stock's.
+/// Bar: requests per second, as a share of stock's.
 const RATE: f64 = 0.97;
-/// 99 % of the requests are answered within so many times stock's time.
+/// Bar: the 99th percentile of the latency, as a multiple of stock's.
 const TAIL: f64 = 1.2;
-/// Geometric means of requests a second, of stock's, over the shapes with more runnable threads than
-/// CPUs and so many microseconds of work in a request.
+/// Bars by microseconds of work in a request: the geometric mean of requests per second, as a multiple of stock's,
+/// over the shapes with more runnable threads than CPUs.
 const MEANS: [(u64, f64); 3] = [(5, 1.7), (20, 1.25), (100, 1.03)];
 
-/// Ours to stock in one quantity: of the medians, and in the repetition that is best for us.
+/// Ratio of the accelerated way to stock in one quantity: of the medians, and in the best repetition.
 #[derive(Debug, Clone, Copy)]
 pub struct Ratio {
     pub median: f64,
     pub best: f64,
 }
 
-/// What was measured of one shape.
+/// The measured repetitions of one shape.
 pub struct Measured<'a> {
     pub shape: &'a Shape,
     pub rate: Ratio,
     pub cpu: Ratio,
     pub p99: Ratio,
+}
+
+impl Measured<'_> {
+    /// None: ours or stock was not measured.
+    pub fn of(row: &Row) -> Option<Measured<'_>> {
+        let [median, _, best] = row.rate()?;
+        let low = |of| {
+            let [median, low, _] = spread(row.ratios(OURS, of));
+            Ratio { median, best: low }
+        };
+        let rate = Ratio { median, best };
+        Some(Measured { shape: &row.what, rate, cpu: low(|s| s.cpu_us), p99: low(|s| s.p99_us) })
+    }
 }
 
 /// The names of the bars that a shape misses.
@@ -46,8 +60,8 @@ pub fn missed(m: &Measured, cpus: usize) -> Vec<&'static str> {
 }
 
 impl Beside {
-    /// Names the quantities that are worse than stock in every repetition, and by the medians worse than the control ever
-    /// was.
+    /// Names the quantities that are worse than stock in every repetition, and whose median is worse than the
+    /// control's worst repetition.
     pub fn missed(&self) -> Vec<&'static str> {
         let mut list = Vec::new();
         if self.rate.high < 1.0 && self.rate.median < self.control_rate.low {
@@ -74,7 +88,7 @@ impl Mean {
     }
 }
 
-/// Those of which something was measured.
+/// The means for which a shape was measured.
 pub fn means(all: &[Measured], cpus: usize) -> Vec<Mean> {
     let of = |(work, bar): (u64, f64)| {
         let chosen = all.iter().filter(|m| m.shape.work[0] == work && m.shape.is_crowded(cpus));

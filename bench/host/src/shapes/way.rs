@@ -1,4 +1,4 @@
-//! The ways on which shapes are measured.
+//! The ways in which shapes are measured.
 
 use super::plan::Shape;
 use crate::accel::{clean_environment, Accel};
@@ -16,19 +16,19 @@ pub const STOCK: &str = "stock";
 pub const OURS: &str = "ours";
 /// Stock a second time.
 pub const CONTROL: &str = "control";
-/// The ways of connections in the kernel.
+/// The ways whose connections stay in the kernel.
 pub const KERNEL: [&str; 3] = ["kernel-server", "kernel-server-no-zones", "kernel-client"];
 
 /// One way to carry the bytes.
 pub struct Way {
     pub name: &'static str,
     pub path: Path,
-    /// Servers may make local listen sockets.
+    /// Servers may make zone-local listen sockets.
     pub has_zones: bool,
     pub accel: Option<Rc<Accel>>,
 }
 
-/// Those that the command line wants; stock is the first.
+/// The ways that the command line selects; stock is the first.
 pub fn all(args: &Shapes, dir: &std::path::Path) -> Result<Vec<Way>> {
     let wants = |path| if args.paths.is_empty() { path == ShapePath::Ours } else { args.paths.contains(&path) };
     let stock = |name| Way { name, path: Path::Stock, has_zones: false, accel: None };
@@ -59,12 +59,12 @@ pub fn all(args: &Shapes, dir: &std::path::Path) -> Result<Vec<Way>> {
 }
 
 impl Way {
-    /// Whether it makes a difference for this shape: there are zones only where several processes accept.
+    /// Does this way differ for the shape? Zones exist only where several processes accept.
     pub fn is_for(&self, shape: &Shape) -> bool {
         self.path != Path::KernelServer || self.has_zones || shape.server == Server::Pool
     }
 
-    /// Sets the environment of an end of this role.
+    /// Sets the environment for an end of this role.
     pub fn environment(&self, role: Role, command: &mut Command) {
         clean_environment(command);
         if let (true, Some(accel)) = (self.path.has_library(role), &self.accel) {
@@ -75,7 +75,8 @@ impl Way {
         }
     }
 
-    /// An error if the connections since `before` took another path. Else, the share of accepts from a zone's own socket.
+    /// Returns the share of accepts from a zone's own socket. An error if the connections since `before` took
+    /// another path.
     pub fn check(&self, before: &Counters) -> Result<f64> {
         let Some(accel) = &self.accel else { return Ok(0.0) };
         if !self.path.is_kernel() {

@@ -1,4 +1,4 @@
-//! What one end of a measurement is told, and what it says.
+//! Arguments and result of one end of a measurement.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ pub enum Transport {
     Futex,
 }
 
-/// What the two ends do.
+/// The exchange between the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Op {
     /// Ping-pong.
@@ -83,22 +83,22 @@ pub struct Worker {
     pub gate: bool,
 }
 
-/// What a client prints, one line of JSON.
+/// The result of a client: one line of JSON.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub ops: u64,
-    /// Operations before those, which count for CPU time only.
+    /// Earlier operations (the warm-up), which count for CPU time only.
     pub warm: u64,
     pub bytes: u64,
     pub seconds: f64,
-    /// Nanoseconds of a round trip, of `connect`, or of a call.
+    /// Mean and quantiles of a round trip, of `connect`, or of a call, in nanoseconds.
     pub mean: f64,
     pub p1: f64,
     pub p50: f64,
     pub p99: f64,
 }
 
-/// The line with which a server says that it listens, before the address.
+/// The beginning of the line that says that a server listens. The address follows.
 pub const READY: &str = "READY ";
-/// The line of an idle client once everything is open.
+/// The line that an idle client prints when all connections are open.
 pub const OPEN: &str = "OPEN";

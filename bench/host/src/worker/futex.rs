@@ -1,5 +1,5 @@
-//! Two processes that hand a short message over in shared memory and sleep on a futex: what waiting costs at least,
-//! where both have one CPU.
+//! Two processes that exchange short messages in shared memory and sleep on a futex. Waiting costs at
+//! least as much if both processes are on one CPU.
 
 use super::link::Link;
 use super::ops::Quick;
@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Longest message.
 const ROOM: usize = 256;
 
-/// One direction: the number of messages and the last one. The peer answers before the next one.
+/// One direction: the number of messages so far, and the last message. The peer answers it before the next one is
+/// sent.
 #[repr(C, align(64))]
 struct Slot {
     sent: AtomicU32,
@@ -19,10 +20,10 @@ struct Slot {
     bytes: [u8; ROOM],
 }
 
-/// The length that says that no more follows.
+/// The length that marks the end of the stream.
 const END: u32 = u32::MAX;
 
-/// Both directions, from one side.
+/// Both directions, as seen by one side.
 pub struct Pair {
     out: *mut Slot,
     from: *mut Slot,
@@ -40,7 +41,7 @@ impl Pair {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice; it lives as long as the process.
         let at = unsafe { mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &file, 0)? }.cast::<Slot>();
-        // SAFETY: inside the mapping.
+        // SAFETY: the second slot is inside the mapping.
         let slots = [at, unsafe { at.add(1) }];
         let (out, from) = if server { (slots[1], slots[0]) } else { (slots[0], slots[1]) };
         Ok(Pair { out, from, seen: 0 })
@@ -52,22 +53,22 @@ impl Pair {
     }
 
     fn len(slot: *mut Slot) -> &'static AtomicU32 {
-        // SAFETY: as `word`.
+        // SAFETY: the mapping is never removed; both sides use the length only as an atomic.
         unsafe { &(*slot).len }
     }
 
     fn publish(&mut self, len: u32) {
         Self::len(self.out).store(len, Ordering::Relaxed);
-        // Release: the message. The peer's load of the count acquires it.
+        // Release: publishes the message. It pairs with the peer's acquire load of the count.
         Self::word(self.out).fetch_add(1, Ordering::Release);
         futex(Self::word(self.out), libc::FUTEX_WAKE, 1);
     }
 }
 
-/// Waits while `word` has the value, or wakes so many.
+/// FUTEX_WAIT: waits while `word` is `value`. FUTEX_WAKE: wakes `value` waiters.
 pub fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
     let no_limit = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word lives through the call. A wait that ends early is repeated by the caller.
+    // SAFETY: the word lives through the call, and a null timeout is allowed.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, no_limit) };
 }
 
@@ -78,7 +79,7 @@ impl Link for Pair {
         if message.len() > ROOM {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: inside the slot; the peer has taken the last message, as it has answered it.
+        // SAFETY: the length is checked above. The peer has taken the last message, because it has answered it.
         unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), (&raw mut (*self.out).bytes).cast(), message.len()) };
         self.publish(message.len() as u32);
         Ok(())
@@ -97,7 +98,7 @@ impl Link for Pair {
         if len as usize > buffer.len() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: `len` bytes of the slot are published.
+        // SAFETY: the peer has published `len` bytes of the slot, and `buffer` has room for them.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const (*self.from).bytes).cast(), buffer.as_mut_ptr(), len as usize)
         };
@@ -122,7 +123,7 @@ mod tests {
         let echo = std::thread::spawn({
             let path = file.path().to_owned();
             move || {
-                // A pair of its own: pointers do not go to other threads.
+                // The thread needs a pair of its own, because pointers cannot be sent to other threads.
                 let mut server = Pair::open(&path, true).unwrap();
                 let mut buffer = [0; ROOM];
                 while let n @ 1.. = server.recv(&mut buffer).unwrap() {

@@ -1,15 +1,15 @@
-//! Connections by plain libc calls.
+//! Connections through plain libc calls.
 
 use std::io;
 use std::path::Path;
 
-/// A connection in both directions, as blocking calls.
+/// A connection in both directions, with blocking calls.
 pub trait Link {
     /// Sends all of `message`.
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
     /// Receives what is there, at least one byte; 0 is the end.
     fn recv(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
-    /// No more will be sent.
+    /// Ends the stream to the peer.
     fn finish(&mut self) -> io::Result<()>;
 
     /// Fills `buffer`. False at the end of the stream.
@@ -60,14 +60,14 @@ fn local(path: &Path) -> io::Result<libc::sockaddr_un> {
     Ok(address)
 }
 
-/// Pointer and length of an address, as the calls want them.
+/// Pointer and length of an address, as the socket calls take them.
 fn raw<T>(address: &T) -> (*const libc::sockaddr, libc::socklen_t) {
     ((address as *const T).cast(), size_of::<T>() as libc::socklen_t)
 }
 
 impl Socket {
     fn new(family: libc::c_int) -> io::Result<Self> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         Ok(Socket(check(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?))
     }
 
@@ -95,12 +95,12 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Small messages leave at once (ping-pong programs set this). The one-way
-    /// measurements leave it off: that is when stock is fastest.
+    /// Lets small messages leave at once (ping-pong programs set this). One-way measurements do not use the option,
+    /// because stock is fastest without it.
     pub fn no_delay(&self) {
         let one: libc::c_int = 1;
         let (at, len) = (&raw const one, size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: `one` lives through the call. A Unix socket refuses; no matter.
+        // SAFETY: `one` lives through the call. (A Unix socket refuses the option, which does not matter.)
         unsafe { libc::setsockopt(self.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, at.cast(), len) };
     }
 }
@@ -109,13 +109,13 @@ impl Socket {
     /// The socket's flags, by `fcntl`.
     #[inline]
     pub fn flags(&self) -> io::Result<libc::c_int> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         check(unsafe { libc::fcntl(self.0, libc::F_GETFL) })
     }
 
     /// Makes `number` another descriptor of the connection.
     pub fn place(&self, number: libc::c_int) -> io::Result<()> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         check(unsafe { libc::dup2(self.0, number) }).map(drop)
     }
 
@@ -127,7 +127,7 @@ impl Socket {
     /// The same descriptor for another thread, which does not close it.
     ///
     /// # Safety
-    /// This value lives longer than the one that is returned.
+    /// `self` lives longer than the returned value.
     pub unsafe fn again(&self) -> std::mem::ManuallyDrop<Socket> {
         std::mem::ManuallyDrop::new(Socket(self.0))
     }
@@ -167,7 +167,7 @@ impl Link for Socket {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         check(unsafe { libc::shutdown(self.0, libc::SHUT_WR) }).map(drop)
     }
 }
@@ -175,18 +175,17 @@ impl Link for Socket {
 /// A listening socket.
 pub struct Listener {
     socket: Socket,
-    /// What a client needs to know: port or path.
+    /// Port or path for the client.
     pub address: String,
 }
 
 impl Listener {
-    /// On a free port of 127.0.0.1.
+    /// Listens on a free port of 127.0.0.1.
     pub fn tcp() -> io::Result<Self> {
         let socket = Socket::new(libc::AF_INET)?;
         let mut address = ipv4(0);
         let (at, mut len) = raw(&address);
-        // SAFETY: `address` and `len` live through the calls and have the sizes
-        // that are said.
+        // SAFETY: `address` and `len` live through the calls and have the given sizes.
         unsafe {
             check(libc::bind(socket.0, at, len))?;
             check(libc::listen(socket.0, 1024))?;
@@ -196,7 +195,7 @@ impl Listener {
         Ok(Listener { socket, address: port.to_string() })
     }
 
-    /// At `path`.
+    /// Listens at `path`.
     pub fn unix(path: &Path) -> io::Result<Self> {
         let socket = Socket::new(libc::AF_UNIX)?;
         let address = local(path)?;
@@ -211,7 +210,7 @@ impl Listener {
 
     pub fn accept(&self) -> io::Result<Socket> {
         let (no_address, no_len) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: null: the peer's address is not wanted.
+        // SAFETY: null pointers are allowed; they mean that the peer's address is not wanted.
         Ok(Socket(check(unsafe { libc::accept4(self.socket.0, no_address, no_len, libc::SOCK_CLOEXEC) })?))
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured, over any [`Link`].
+//! The measured operations, over any [`Link`].
 
 use super::args::{Op, Outcome, Worker, OPEN};
 use super::link::{Link, Listener, Socket};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 /// Bytes each way on a short connection, and on one that then idles.
 const SHORT: usize = 64;
-/// What a receiver offers when it takes what is there.
+/// Buffer size of a receiver that takes all available bytes.
 const BUFFER: usize = 64 * 1024;
 /// First byte of a short message that ends the server.
 const QUIT: u8 = b'Q';
 
-/// The server's side of all that go over one connection.
+/// The server's side of all operations that use one connection.
 pub fn serve(link: &mut impl Link, args: &Worker) -> io::Result<()> {
     match args.op {
         Op::Rtt | Op::Turns => {
@@ -48,7 +48,7 @@ pub fn measure<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outco
     }
 }
 
-/// Asks for small messages to leave at once.
+/// Asks for small messages to be sent at once.
 pub trait Quick {
     fn quick(&self) {}
 }
@@ -80,7 +80,7 @@ fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outco
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let ops = samples.lap();
-        // A clock call every 64 trips, or every trip when they are long.
+        // Read the clock after every 64 round trips, or after each if they are long.
         if (ops.is_multiple_of(64) || args.size >= 4096) && samples.elapsed() >= limit {
             break;
         }
@@ -93,7 +93,7 @@ fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outco
 
 fn one_way<L: Link>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
     let message = vec![b'x'; args.size];
-    // Between two looks at the clock.
+    // Number of messages between two readings of the clock.
     let burst = (BUFFER / args.size.max(1)).clamp(1, 256);
     let mut ops = 0u64;
     let started = Instant::now();
@@ -108,7 +108,7 @@ fn one_way<L: Link>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
     if !link.recv_all(&mut total)? {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    // Until the last byte has been received, not just sent.
+    // The time ends when the last byte has been received, not when it was sent.
     let seconds = started.elapsed().as_secs_f64();
     let bytes = u64::from_ne_bytes(total);
     if bytes != ops * args.size as u64 {
@@ -126,7 +126,7 @@ pub fn serve_connections(listener: &Listener) -> io::Result<()> {
             return Ok(());
         }
         socket.send(&message)?;
-        // The client's close, so that the order is the same on every path.
+        // Wait for the client's close, so that the order of the closes is the same on every path.
         if socket.recv(&mut message)? != 0 {
             return Err(io::Error::other("more than expected"));
         }
@@ -178,12 +178,11 @@ pub fn serve_idle(listener: &Listener, count: u64) -> io::Result<()> {
         }
         open.push(socket);
     }
-    // Idle until the client goes away.
+    // Idle until the client closes its connections.
     open.last_mut().map_or(Ok(0), |socket| socket.recv(&mut message)).map(drop)
 }
 
-/// Client of `idle`: says [`OPEN`] and waits for the end of its input, once
-/// before the first connection and once after the last.
+/// Client of `idle`: prints [`OPEN`] and waits for input, once before the first connection and once after the last.
 pub fn idle(unix: bool, args: &Worker) -> io::Result<()> {
     let wait = || {
         println!("{OPEN}");

@@ -1,26 +1,18 @@
-//! Durations by time stamps that cost a few nanoseconds.
+//! Durations from time stamps that cost a few nanoseconds.
 
 use super::args::Outcome;
 use hdrhistogram::Histogram;
 use std::time::{Duration, Instant};
 
-/// Durations kept; a run with more ends early.
+/// Maximum number of durations. A run with more ends early.
 const KEPT: usize = 4 << 20;
-/// Room that is left when [`Samples::has_room`] says that there is some.
+/// Number of durations for which [`Samples::has_room`] guarantees room.
 const SPARE: usize = 64;
 
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn now() -> u64 {
-    // SAFETY: every x86-64 CPU has it.
+    // SAFETY: every x86-64 CPU has the instruction.
     unsafe { core::arch::x86_64::_rdtsc() }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// Durations of one operation, in the CPU's ticks.
@@ -33,21 +25,21 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Room for the operations of `secs` seconds; the clock starts.
+    /// Makes room for the operations of `secs` seconds, and starts the clock.
     pub fn new(secs: f64) -> Self {
-        // Not zero: every page is there before the clock runs.
+        // The value is not zero, so that every page is resident before the clock starts.
         let ticks = vec![u64::MAX; KEPT.min((secs * 20e6) as usize) + 2 * SPARE];
         let first = now();
         Samples { ticks, ops: 0, started: Instant::now(), first, last: first }
     }
 
-    /// The next operation begins.
+    /// Marks the start of the next operation.
     #[inline]
     pub fn start(&mut self) {
         self.last = now();
     }
 
-    /// An operation ends and the next one begins. The number of operations.
+    /// Marks the end of an operation and the start of the next one. Returns the number of operations so far.
     #[inline]
     pub fn lap(&mut self) -> usize {
         let now = now();
@@ -62,7 +54,7 @@ impl Samples {
         self.ops + SPARE < self.ticks.len()
     }
 
-    /// Forgets what was measured; the clock goes on.
+    /// Discards the durations so far; the clock goes on.
     pub fn clear(&mut self) {
         self.ops = 0;
     }
@@ -75,13 +67,13 @@ impl Samples {
     pub fn outcome(&self) -> Outcome {
         let seconds = self.elapsed().as_secs_f64();
         let ns_per_tick = seconds * 1e9 / (now() - self.first).max(1) as f64;
-        // Up to 100 s.
+        // The upper bound is 100 s.
         let mut histogram = Histogram::<u64>::new_with_bounds(1, 1_000_000_000_000, 3).expect("valid bounds");
         let mut sum = 0.0;
         for ticks in &self.ticks[..self.ops] {
             let ns = *ticks as f64 * ns_per_tick;
             sum += ns;
-            // Tenths of a nanosecond: rounding must not show in a 200 ns median.
+            // The unit is 0.1 ns, so that rounding does not show in a median of 200 ns.
             histogram.saturating_record((ns * 10.0) as u64);
         }
         let at = |q| histogram.value_at_quantile(q) as f64 / 10.0;

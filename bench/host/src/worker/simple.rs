@@ -1,4 +1,4 @@
-//! Single calls, and a redis client.
+//! Measurements of single calls, and a redis client.
 
 use super::args::{Op, Outcome, Worker};
 use super::link::{Link, Socket};
@@ -6,7 +6,7 @@ use super::samples::Samples;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Calls between two looks at the clock.
+/// Number of calls between two readings of the clock.
 const BURST: u64 = 256;
 
 /// `fcntl` on the connected socket, or `socket` and `close` beside it.

@@ -1,14 +1,14 @@
-//! A pipeline of processes: over connections, or from standard input to standard output.
+//! The stages of a pipeline of processes, over connections or from standard input to standard output.
 
 use super::args::{Outcome, Worker};
 use super::link::{Link, Listener, Socket};
 use std::io;
 use std::time::Instant;
 
-/// Messages between two looks at the clock.
+/// Number of messages between two readings of the clock.
 const BURST: u64 = 256;
 
-/// Standard input and output, by read and write.
+/// Standard input and output, through read and write.
 pub struct Standard;
 
 impl Link for Standard {
@@ -42,7 +42,8 @@ impl Link for Standard {
     }
 }
 
-/// Takes messages one by one, counts them by their first byte, and sends each one on. The number of messages.
+/// Takes messages one by one, counts them by their first byte, and sends each one on. Returns the number of
+/// messages.
 pub fn pass(from: &mut impl Link, to: &mut impl Link, args: &Worker) -> io::Result<u64> {
     let mut message = vec![0; args.size];
     let mut counters = [0u64; 256];
@@ -76,7 +77,7 @@ pub fn stage(listener: &Listener, args: &Worker) -> io::Result<()> {
     from.recv(&mut total).map(drop)
 }
 
-/// The source of a pipeline of standard inputs and outputs.
+/// The source of a pipeline over standard input and output.
 pub fn pump(args: &Worker) -> io::Result<()> {
     let message = vec![b'x'; args.size];
     let started = Instant::now();
@@ -88,7 +89,7 @@ pub fn pump(args: &Worker) -> io::Result<()> {
     Ok(())
 }
 
-/// The sink of a pipeline: messages from the first one on.
+/// The sink of a pipeline. The time starts with the first message.
 pub fn drain(args: &Worker) -> io::Result<Outcome> {
     let mut message = vec![0; args.size];
     let mut ops = 0;

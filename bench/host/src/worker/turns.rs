@@ -1,4 +1,5 @@
-//! Two threads that use one socket: in strict turns, so that it changes hands at every message, or at once.
+//! Two threads that use one socket. They take strict turns, so that each message comes from the other thread, or
+//! they run at once.
 
 use super::args::{Op, Outcome, Worker};
 use super::link::{Link, Socket};
@@ -6,12 +7,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Turns between two looks at the clock.
+/// Number of turns between two readings of the clock.
 const BURST: u32 = 64;
 
-/// Whose turn it is: 0 or 1. Both threads are on the client's CPU, as a worker is
-/// pinned: the one that has to wait lets the other run at once, and a turn costs
-/// a switch of threads, on either path.
+/// The thread whose turn it is: 0 or 1. Both threads are on the client's CPU, because a worker is pinned. The
+/// waiting thread yields to the other one at once, so a turn costs a thread switch on either path.
 struct Baton {
     /// Both may send at any time.
     is_free: bool,
@@ -20,7 +20,7 @@ struct Baton {
 }
 
 impl Baton {
-    /// False: no more turns.
+    /// Waits for the thread's turn. False: there are no more turns.
     fn wait(&self, me: u32) -> bool {
         while !self.is_free && self.turn.load(Ordering::Acquire) != me {
             std::thread::yield_now();
@@ -40,10 +40,10 @@ pub fn measure(socket: Socket, args: &Worker) -> io::Result<Outcome> {
     let baton = Baton { is_free, turn: AtomicU32::new(0), stop: AtomicBool::new(false) };
     let started = Instant::now();
     let mine = |me: u32| -> io::Result<u64> {
-        // SAFETY: `socket` outlives both threads, and closes it once.
+        // SAFETY: `socket` outlives both threads, and only `socket` closes the descriptor.
         let mut link = unsafe { socket.again() };
         let done = take_turns(&mut link, me, &baton, args, started);
-        // Also after an error, or the other waits for ever.
+        // After an error, too: otherwise the other thread would wait for ever.
         baton.stop.store(true, Ordering::Relaxed);
         baton.pass(me);
         done

@@ -1,13 +1,13 @@
-//! The experiment of Affinity-Accept's section 6.5, at this machine's size: a web server at
-//! half load, CPU hogs on half of the cores, a CPU-bound job beside the server; stock
-//! SO_REUSEPORT, ours without balance, ours with it.
+//! The experiment of Affinity-Accept's section 6.5, at this machine's size. A web server has half
+//! load; CPU hogs use half of the cores, and a CPU-bound job runs beside the server. It compares
+//! stock SO_REUSEPORT, ours without balance, and ours with balance.
 //!
-//! Clients come at a fixed rate whatever the server does (one connection a request), so that
-//! a slow server cannot slow them down.
+//! Clients begin requests at a fixed rate, independently of the server, so that a slow server cannot slow them
+//! down. Each request uses a new connection.
 //!
-//! Over the network clients are in a namespace of their own, and the kernel brings them to a
-//! worker (flow groups, stealing). With `--path shm` they are on the server's host with the
-//! library, and choose a worker themselves; stock clients come over loopback.
+//! With `--path network` the clients are in a namespace of their own, and the kernel assigns their connections to
+//! workers (flow groups, stealing). With `--path shm` the clients are on the server's host with the library, and
+//! choose a worker themselves; stock clients connect over loopback.
 
 #[path = "balance/client.rs"]
 mod client;
@@ -109,8 +109,8 @@ impl Kind {
     }
 }
 
-/// The card is none of the disturbed CPUs' business: these receive, and where connections go from
-/// there is what is compared.
+/// Number of CPUs that receive packets: the lower half. The disturbed CPUs receive none, because the experiment
+/// compares where connections go after they are received.
 fn lower_half() -> usize {
     cpu::count().div_ceil(2)
 }
@@ -118,8 +118,8 @@ fn lower_half() -> usize {
 /// Bytes of an answer's body.
 const BODY: usize = 64;
 
-/// One way's whole run.
-// Long: one experiment from its start to its figures.
+/// Runs the whole experiment for one way.
+// Long: one experiment from start to figures.
 fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     let job_limit = Duration::from_secs(60);
     let alone_before = cpu::job(args.hogs, work, job_limit)?;
@@ -135,7 +135,7 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
         _ => None,
     };
     let has_groups = kind == Kind::Balanced && args.path == Path::Network;
-    // How many flow groups go to each CPU, and how many of them do not belong there.
+    // The number of flow groups on each CPU, and the number of flow groups away from their home CPU.
     let groups = |stage: &Stage| -> Value {
         if has_groups {
             let of = &stage.zones()["flow_groups"][0];
@@ -157,7 +157,7 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     hogs.stop();
     let hogs_to = started.elapsed();
     let away = groups(&stage);
-    // Where groups have migrated they still are.
+    // Flow groups that have migrated are still away.
     let job = cpu::job(args.hogs, work, job_limit)?;
     let job_to = started.elapsed();
     let mut back = None;
@@ -179,20 +179,20 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     let over_shm = stage.counted().zip(counted).map(|(now, before)| now.since(&before));
     if let (Some(counted), Path::Shm) = (&over_shm, args.path) {
         let [shm, kernel] = ["accept_shm", "accept_kernel"].map(|name| counted.get(name));
-        // (Where a worker's connections wait so long that a channel has no slot left, the rest
-        // is the kernel's.)
+        // (If a worker's connections wait for so long that a channel has no free slot, the other
+        // connections use the kernel.)
         ensure!(shm > kernel, "NOT OURS: {shm} over shared memory, {kernel} not: {counted}");
     }
     let part = |from: Duration, to: Duration| outcome.between(from, to).json();
     Ok(json!({
         "way": kind.name(),
         "cpu_percent_undisturbed": used,
-        // The second half of it: the monitor looks for two seconds which CPUs receive.
+        // Only the second half: the monitor needs two seconds to find out which CPUs receive.
         "undisturbed": part(hogs_from / 2, hogs_from),
         "hogs": part(hogs_from, hogs_to),
         "hogs_last_third": part(hogs_to - (hogs_to - hogs_from) / 3, hogs_to),
         "job_seconds": job.as_secs_f64(),
-        // The machine's speed now, not minutes ago: the mean of before and after.
+        // The mean of one run before and one run after, because the machine's speed changes within minutes.
         "job_alone_seconds": (alone_before + alone).as_secs_f64() / 2.0,
         "after": part(job_to + Duration::from_secs(1), started.elapsed()),
         "groups": { "home": home, "away": away, "back_after_seconds": back },
@@ -202,7 +202,7 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     }))
 }
 
-/// Of the mean.
+/// Standard error of the mean.
 fn standard_error(v: &[f64]) -> f64 {
     let n = v.len() as f64;
     let mean = v.iter().sum::<f64>() / n;
@@ -246,7 +246,7 @@ fn measure(args: &Args) -> Result<bool> {
     report(args, full, rate, alone, &rows, &even)
 }
 
-/// What stock serves at most, and the rate that takes the wanted share of the CPUs.
+/// The highest rate of stock, and the rate that uses the wanted share of the CPUs (`--load`).
 fn rates(args: &Args) -> Result<(f64, f64)> {
     let stage = Stage::new(Kind::Reuseport, args, 4096, lower_half())?;
     let full = stage.full_rate(3)?;
@@ -262,10 +262,10 @@ fn rates(args: &Args) -> Result<(f64, f64)> {
     Ok((full, (trial * args.load / share).min(full)))
 }
 
-/// Requests a second at full, even load, without and with balance: both are up, and a second
-/// of load goes to one and the other, the first and the second in turn.
+/// Requests per second at full, even load, without and with balance. Both servers run at the same time. Each turn
+/// is one second of load on one server and one on the other; which of them is first changes from turn to turn.
 fn even(args: &Args) -> Result<Vec<[f64; 2]>> {
-    // An even load: everybody receives.
+    // The load is even: all CPUs receive.
     let stage = |kind| Stage::new(kind, args, 4096, cpu::count());
     let stages = [stage(Kind::Unbalanced)?, stage(Kind::Balanced)?];
     for stage in &stages {
@@ -321,7 +321,7 @@ fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], ev
     println!("{table}");
     println!("clients come at {rate:.0}/s, {:.2} of {full:.0}/s; job alone {:.2} s", rate / full, alone.as_secs_f64());
     let ours = rows.last().context("no row")?;
-    // Of each pair by itself: the machine's speed changes from one to the next.
+    // Each pair is compared by itself, because the machine's speed changes between pairs.
     let ratios: Vec<f64> = even.iter().map(|pair| pair[1] / pair[0]).collect();
     let (ratio, error) = (fsocket_measure::median(&ratios).unwrap_or(f64::NAN), standard_error(&ratios));
     let job = number(&ours["job_seconds"]) / number(&ours["job_alone_seconds"]);

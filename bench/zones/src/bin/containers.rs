@@ -1,9 +1,9 @@
-//! redis and nginx in one container, their clients in another: stock and ours in turns.
+//! Benchmark of redis and nginx in one container with their clients in another, stock and ours in turns.
 //!
-//! The containers are network namespaces on two bridges of a host, which forwards between them. Each
-//! server runs twice, stock and with the library, and so do its clients; the one whose turn it is not waits. The
-//! third way is ours with both in the server's container, over loopback addresses: what is the least that the way through
-//! the bridges should cost.
+//! The containers are network namespaces on two bridges of a host, which forwards between them. Each server runs
+//! twice, stock and with the library. So do its clients, of which only one runs at a time. The third way has the
+//! library, and both programs are in the server's container and use loopback addresses. Its result is the least
+//! that connections through the bridges can cost.
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
@@ -39,7 +39,7 @@ struct Args {
     json: Option<PathBuf>,
 }
 
-/// The way a client takes.
+/// The address through which a client reaches the server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Bridge,
@@ -50,14 +50,14 @@ struct Row {
     name: &'static str,
     way: Way,
     port: fn(&Servers) -> Port,
-    /// A connection a request.
+    /// A connection has only one or a few requests. Selects the bar: 0.95 times stock, otherwise 3 times.
     once: bool,
-    /// The client's command, to this host and port.
+    /// The client's command line for a host and a port.
     load: fn(&str, u16, &Args) -> Vec<String>,
     rate: fn(&str) -> Option<f64>,
 }
 
-/// Where one kind of server is: of stock and ours, and the ports that are published for the two.
+/// The ports of one kind of server, each as `[stock, ours]`: in the container, and published on the host.
 #[derive(Clone, Copy)]
 struct Port {
     own: [u16; 2],
@@ -75,7 +75,7 @@ fn words(text: String) -> Vec<String> {
 }
 
 fn get(host: &str, port: u16, clients: u32, keep: u8, args: &Args) -> Vec<String> {
-    // (A number of requests, not a time.)
+    // redis-benchmark takes a number of requests, not a time.
     let n = u64::from(if keep == 0 { 6_000 } else { 25_000 + clients * 1_000 }) * args.time;
     words(format!("redis-benchmark -h {host} -p {port} -t get -n {n} -c {clients} -k {keep} --csv"))
 }
@@ -84,7 +84,7 @@ fn wrk(host: &str, port: u16, clients: u32, args: &Args) -> Vec<String> {
     words(format!("wrk -t 1 -c {clients} -d {}s http://{host}:{port}/small", args.time))
 }
 
-/// A connection ends after so many requests, one of [`PACES`].
+/// `requests`: the server ends a connection after this many requests; one of [`PACES`].
 fn paced(host: &str, port: u16, requests: u32, args: &Args) -> Vec<String> {
     words(format!("wrk -t 1 -c 20 -d {}s http://{host}:{port}/{requests}/small", args.time))
 }
@@ -105,7 +105,7 @@ fn wrk_rate(said: &str) -> Option<f64> {
     said.lines().find_map(|l| l.strip_prefix("Requests/sec:"))?.trim().parse().ok()
 }
 
-/// Requests of a connection, which the server ends.
+/// Numbers of requests after which the server ends a connection.
 const PACES: [u32; 4] = [3, 10, 20, 40];
 
 fn rows() -> Vec<Row> {
@@ -153,7 +153,8 @@ impl Stage {
             .flat_map(|p| p.published.iter().zip(p.own))
             .map(|(published, own)| format!("tcp dport {published} dnat to {server}:{own};"))
             .collect();
-        // Docker's rules: ports lead to containers, and who is on another bridge comes from the host.
+        // These are Docker's rules: published ports lead to containers, and traffic from another bridge is
+        // masqueraded as the host's.
         net.nft(&format!(
             "table ip containers {{ chain in {{ type nat hook prerouting priority -100; {} }}; chain out {{ type nat hook \
              postrouting priority 100; ip saddr 10.88.1.0/24 oifname br2 masquerade; }}; }}",
@@ -171,7 +172,8 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The first process of a container makes the monitor load its program; connections before are the kernel's.
+    /// Waits until connections use shared memory. The first process of a container makes the monitor load its BPF
+    /// program, and connections before that use the kernel.
     fn settle(&self) -> Result<()> {
         let small = Args { rounds: 1, time: 1, only: String::new(), json: None };
         for _ in 0..20 {
@@ -183,7 +185,8 @@ impl Stage {
         bail!("no connection goes over to shared memory")
     }
 
-    /// One measurement: requests a second, and what was counted.
+    /// One measurement: requests per second, and the change of the counters. `near`: the client runs in the
+    /// server's container.
     fn measure(&self, row: &Row, side: Side, near: bool, args: &Args) -> Result<(f64, Delta)> {
         let port = (row.port)(&self.servers);
         let i = usize::from(side == Accel);
@@ -230,9 +233,10 @@ fn start_nginx(host: &Host, net: &Containers, side: Side, port: u16) -> Result<P
     Ok(Proc::spawn(host.logs(), "nginx", command))
 }
 
-/// Connections that stayed in the kernel. (redis-benchmark and wrk open one before the others, for a look.)
+/// Number of connections that stayed in the kernel. (redis-benchmark and wrk open a test connection before the
+/// others.)
 fn stayed(delta: &Delta) -> i128 {
-    // Each of both ends is counted when it goes over.
+    // `path_upgrade` counts both ends of a connection that moves to shared memory.
     delta.get("connect_kernel") - delta.get("path_upgrade") / 2
 }
 

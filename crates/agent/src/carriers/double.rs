@@ -1,4 +1,4 @@
-//! In place of RDMA in tests: a TCP connection, which fails as a link does.
+//! A replacement for RDMA in tests: a TCP connection that fails as an RDMA link does.
 
 use crate::carrier::{Carrier, Head, CHUNK};
 use crate::link::{read_some, write_some};
@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 
 const HEAD: usize = 32;
-/// Bytes that wait to be sent.
+/// Most bytes that may wait to be sent.
 const MOST: usize = 1 << 20;
 
 pub struct Double {

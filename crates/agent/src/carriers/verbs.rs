@@ -1,7 +1,9 @@
-//! RDMA: bytes are written into the other agent's memory, and a message says where.
+//! The RDMA carrier: an agent writes bytes into the other agent's memory, and a message tells
+//! where they are.
 //!
-//! Each direction has places for [`CHUNK`] bytes at the receiver, used in turn. The receiver says with each message how many
-//! it has emptied, or in one of its own if it has nothing to say.
+//! For each direction the receiver has places of [`CHUNK`] bytes, which are used in turn. Each of
+//! its messages tells how many places it has emptied. If it has nothing to send, it sends a
+//! message for this purpose only.
 
 use crate::carrier::{Carrier, Head, CHUNK};
 use fsocket_rdma::agree::{Key, Role};
@@ -14,7 +16,8 @@ use std::rc::Rc;
 
 const PLACES: u64 = 64;
 const SIZE: usize = PLACES as usize * CHUNK;
-/// Beside [`crate::carrier::what`]: where the places are; nothing but that places are empty.
+/// Kinds in addition to [`crate::carrier::what`]. The first one tells where the places are; the
+/// second one only that places are empty.
 const WINDOW: u64 = 101;
 const EMPTIED: u64 = 102;
 
@@ -22,13 +25,14 @@ pub struct Verbs {
     agent: Agent,
     link: u32,
     out: Region,
-    /// Written by the other agent at any time.
+    /// The other agent may write here at any time.
     into: Region,
     theirs: Option<Window>,
-    /// Places of the other agent's that were used, and emptied as it says.
+    /// Places of the other agent that this one has used, and those that the other agent has
+    /// emptied since.
     used: u64,
     emptied_there: u64,
-    /// Places here that were emptied, and of how many the other agent knows.
+    /// Places here that were emptied, and how many of them the other agent was told about.
     emptied: u64,
     told: u64,
     refused: bool,
@@ -43,7 +47,8 @@ fn memory() -> io::Result<Rc<Mapping>> {
 }
 
 impl Verbs {
-    /// Over the device with the address `own`, to the agent at the other end of `stream`.
+    /// Makes a carrier on the device with the address `own`, to the agent at the other end of
+    /// `stream`.
     pub fn new(own: IpAddr, stream: TcpStream, role: Role, key: &Key) -> anyhow::Result<Verbs> {
         let mut agent = Agent::new(own)?;
         let link = agent.link(stream, role, key)?;
@@ -76,7 +81,8 @@ impl Verbs {
         }
         let place = (self.used % PLACES) as usize * CHUNK;
         let transfer = (!bytes.is_empty()).then(|| {
-            // SAFETY: CHUNK bytes of the region at most, which nothing is sent from: the other agent has emptied its place.
+            // SAFETY: the place and at most CHUNK bytes are within the region. No send reads them,
+            // because the other agent has emptied this place.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.out.start().add(place), bytes.len()) };
             Transfer { region: &self.out, from: place..place + bytes.len(), to: theirs, at: place }
         });
@@ -110,7 +116,7 @@ impl Verbs {
             if number != self.emptied {
                 return hostile();
             }
-            // SAFETY: within the region: a place, and no more than it has.
+            // SAFETY: the place is within the region, and `bytes` is not longer than a place.
             unsafe {
                 let from = self.into.start().add((number % PLACES) as usize * CHUNK);
                 std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
@@ -156,7 +162,8 @@ impl Carrier for Verbs {
                     Event::Idle(_) | Event::Room(_) => {}
                 }
             }
-            // (If there is no room for it, there will be, and that is an event.)
+            // If there is no room for the message now, an event will report room, and this code
+            // runs again.
             if self.emptied - self.told >= PLACES / 2 {
                 self.post(&[EMPTIED, 0, 0], &[])?;
             }

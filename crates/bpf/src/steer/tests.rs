@@ -1,16 +1,16 @@
-//! The verdict on single packets, made by hand and run by the kernel's
-//! BPF_PROG_TEST_RUN: nothing is attached anywhere.
+//! Tests the verdict on single packets. The packets are made by hand, and the kernel runs the
+//! program on them (BPF_PROG_TEST_RUN), so nothing is attached to a device.
 
 use super::*;
 use libbpf_rs::ProgramInput;
 
 const PASS: u32 = 2;
 const REDIRECT: u32 = 4;
-/// Of the slices below: the CPU that runs the test is 0, the other is 1.
+/// The CPU that runs the test has slice 0, and the other CPU has slice 1.
 const SLICE_0: u16 = 32768;
 const SLICE_1: u16 = 40960;
 
-/// A frame, from its headers.
+/// A network frame, built header by header.
 struct Frame(Vec<u8>);
 
 impl Frame {
@@ -41,7 +41,7 @@ impl Frame {
         self
     }
 
-    /// An extension header of 8 (1 + `length`) bytes.
+    /// Adds an extension header of 8 (1 + `length`) bytes.
     fn extension(mut self, next: u8, length: u8) -> Frame {
         self.0.extend([next, length]);
         self.0.extend(vec![0; 6 + 8 * usize::from(length)]);
@@ -59,7 +59,7 @@ fn v4(from: u16, to: u16) -> Frame {
     Frame::ethernet(0, 0x0800).ipv4(0, 0, 6).tcp(from, to)
 }
 
-/// The loaded programs, on CPU 0, with a slice for CPUs 0 and 1.
+/// Loads the programs and runs this thread on CPU 0. CPUs 0 and 1 have a slice each.
 fn programs(policy: Policy, precise: bool) -> Option<Programs> {
     if let Err(reason) = probe::permitted().and_then(|()| probe::btf()) {
         println!("SKIPPED: steer::tests: {reason}");
@@ -69,13 +69,13 @@ fn programs(policy: Policy, precise: bool) -> Option<Programs> {
         println!("SKIPPED: steer::tests: one CPU");
         return None;
     }
-    // SAFETY: cpu_set_t is plain data; CPU 0 is in it.
+    // SAFETY: cpu_set_t is plain data, and CPU 0 is a valid index.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(0, &mut set);
         set
     };
-    // SAFETY: a set of the size named, for this thread.
+    // SAFETY: `set` is a set of the given size; the call changes this thread only.
     assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }, 0);
     let request =
         Request { device: String::new(), policy, precise, cpus: vec![0, 1], slices: true, mode: None, netns: 0 };
@@ -89,7 +89,7 @@ fn verdict(programs: &Programs, frame: &Frame) -> u32 {
     programs.steer.progs.steer.test_run(input).unwrap().return_value
 }
 
-/// Verdict and what was counted for it.
+/// The verdict on a frame, and the name of the counter that has grown.
 fn judged(programs: &Programs, frame: &Frame) -> (u32, &'static str) {
     let before = programs.counts().unwrap();
     let verdict = verdict(programs, frame);
@@ -132,7 +132,7 @@ fn finds_tcp_behind_whatever_is_before_it() {
         assert_eq!(judged(&p, &Frame::ethernet(vlans, 0x86dd).ipv6(6).tcp(80, SLICE_1)), steered);
     }
     assert_eq!(judged(&p, &Frame::ethernet(0, 0x0800).ipv4(40, 0, 6).tcp(80, SLICE_1)), steered, "IPv4 options");
-    // Don't fragment is no fragment.
+    // The flag "don't fragment" does not make a packet a fragment.
     assert_eq!(judged(&p, &Frame::ethernet(0, 0x0800).ipv4(0, 0x4000, 6).tcp(80, SLICE_1)), steered);
     let extended = Frame::ethernet(0, 0x86dd).ipv6(0).extension(43, 0).extension(60, 2).extension(6, 1);
     assert_eq!(judged(&p, &extended.tcp(80, SLICE_1)), steered, "hop-by-hop, routing, destination options");
@@ -179,7 +179,7 @@ fn flow_groups_are_the_clients_low_twelve_bits() {
     assert_eq!(judged(&p, &v4(50002 - 4096, 80)), (PASS, "to_self"), "the same group");
     assert_eq!(judged(&p, &v4(50003, 80)), (REDIRECT, "to_other"), "no other group moved");
     assert!(p.set_group(4096, Some(0)).is_err());
-    // Active connections go by slice all the same.
+    // Active connections are still steered by slice.
     assert_eq!(judged(&p, &v4(80, SLICE_1)), (REDIRECT, "to_other"));
 }
 
@@ -193,7 +193,7 @@ fn a_cpu_that_does_not_steer_keeps_the_packet_here() {
 #[test]
 fn precise_mode_asks_the_socket_table() {
     let Some(p) = programs(Policy::Rfd, true) else { return };
-    // On every address, in the namespace in which BPF_PROG_TEST_RUN runs: ours.
+    // Listens on every address, in this thread's namespace, where BPF_PROG_TEST_RUN runs.
     let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     p.set_slices(&Slices { first: port & !8191, ports: 8192, cpus: vec![1] }).unwrap();
@@ -203,7 +203,7 @@ fn precise_mode_asks_the_socket_table() {
     assert_eq!(judged(&p, &v4(5000, port)), (REDIRECT, "to_other"));
 }
 
-/// A policy of one's own, loaded; what the error says if it cannot be.
+/// Loads an operator's policy. If that fails, returns the text of the error.
 fn own_policy(object: &str) -> std::result::Result<Option<Programs>, String> {
     if programs(Policy::Rfd, false).is_none() {
         return Ok(None);
@@ -217,7 +217,7 @@ fn own_policy(object: &str) -> std::result::Result<Option<Programs>, String> {
 #[test]
 fn a_policy_of_ones_own_decides() {
     let Some(p) = own_policy(concat!(env!("OUT_DIR"), "/by_address.bpf.o")).unwrap() else { return };
-    // From 10.0.0.2, which is even.
+    // The packet's source is 10.0.0.2, which is even.
     assert_eq!(judged(&p, &v4(80, SLICE_1)), (PASS, "to_self"));
     let mut odd = v4(80, SLICE_0);
     odd.0[14 + 15] = 3;

@@ -1,20 +1,21 @@
-//! Which packets are a program's: by the ports of its sockets.
+//! Selects the packets of a program, by the ports of its sockets.
 
 use procfs::process::{FDTarget, Process};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// How often sockets are looked for at most. A connection that the program opens, and that is over sooner, may be
-/// missed; one that it accepts is known by the port where it listens.
+/// Shortest time between two reads of the program's socket tables. The filter may miss a
+/// connection that the program opens and closes within this time. It does not miss an accepted
+/// connection, because its local port is the listening port, which is known already.
 const PAUSE: Duration = Duration::from_millis(20);
 
 const ETHERNET: usize = 14;
 const TCP: u8 = 6;
 
-/// See the module's description.
+/// Decides for each captured packet whether it belongs to the program.
 pub struct Filter {
     pids: BTreeSet<i32>,
-    /// Only with one of these, unless there are none.
+    /// If not empty, only packets from or to one of these ports pass.
     ports: Vec<u16>,
     known: BTreeSet<u16>,
     looked: Option<Instant>,
@@ -25,7 +26,7 @@ impl Filter {
         Filter { pids, ports, known: BTreeSet::new(), looked: None }
     }
 
-    /// Is it a segment of theirs?
+    /// Whether `packet` is a TCP segment from or to a socket of the program.
     pub fn wants(&mut self, packet: &[u8]) -> bool {
         let Some(ends) = ports(packet) else { return false };
         if !self.ports.is_empty() && !ends.iter().any(|port| self.ports.contains(port)) {
@@ -40,7 +41,8 @@ impl Filter {
     }
 }
 
-/// Source and destination of a TCP segment in an Ethernet frame.
+/// Source and destination port of the TCP segment in an Ethernet frame. `None`: the frame holds no
+/// TCP segment.
 fn ports(frame: &[u8]) -> Option<[u16; 2]> {
     let ip = frame.get(ETHERNET..)?;
     let tcp = match (frame.get(12..14)?, ip.first()? >> 4) {
@@ -52,7 +54,7 @@ fn ports(frame: &[u8]) -> Option<[u16; 2]> {
     Some([port(0)?, port(2)?])
 }
 
-/// Of the TCP sockets that a process has.
+/// Ports of the TCP sockets that a process has.
 fn own_ports(pid: i32) -> Vec<u16> {
     let Ok(process) = Process::new(pid) else { return Vec::new() };
     let inodes: BTreeSet<u64> = process

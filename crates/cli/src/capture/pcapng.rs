@@ -7,9 +7,10 @@ const SECTION: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
-/// LINKTYPE_ETHERNET: the loopback device has such headers, all zero.
+/// LINKTYPE_ETHERNET: packets of the loopback device have Ethernet headers, filled with zeros.
 const ETHERNET: u16 = 1;
-/// Options of an interface: its name, and that times are in 10^-9 seconds.
+/// Options of an interface block: its name, and the resolution of its timestamps (here
+/// nanoseconds).
 const NAME: u16 = 2;
 const RESOLUTION: u16 = 9;
 
@@ -17,8 +18,10 @@ const RESOLUTION: u16 = 9;
 pub struct Writer<W>(W);
 
 impl<W: Write> Writer<W> {
+    /// Writes the head of the file: the section and the interface.
+    ///
     /// # Errors
-    /// Of writing, as for all.
+    /// Any error of the writer, as for the other methods.
     pub fn new(to: W) -> Result<Writer<W>> {
         let mut writer = Writer(to);
         let version: [u8; 4] = [1, 0, 0, 0];
@@ -37,7 +40,7 @@ impl<W: Write> Writer<W> {
         self.block(PACKET, &[&head, p.bytes])
     }
 
-    /// All of it is written to what was given.
+    /// Flushes everything and returns the writer.
     pub fn end(mut self) -> Result<W> {
         self.0.flush()?;
         Ok(self.0)

@@ -1,4 +1,4 @@
-//! The kernel's own capture: a packet socket on the loopback device.
+//! Captures packets as tcpdump does: by a packet socket on the loopback device.
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -6,12 +6,13 @@ use std::time::{Duration, SystemTime};
 
 /// The longest packet: the device takes segments of 64 KiB, and more with BIG TCP.
 pub const LONGEST: usize = 256 << 10;
-/// What may wait, bytes.
+/// Size of the socket's receive buffer: the kernel keeps at most this many bytes until the command
+/// reads them.
 const BUFFER: libc::c_int = 64 << 20;
-/// Without it each packet is seen twice there (linux/if_packet.h, since 4.20).
+/// Without this option the socket sees each packet twice (linux/if_packet.h, since 4.20).
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// See the module's description.
+/// A packet socket that receives what passes the loopback device.
 pub struct Loopback {
     pub fd: OwnedFd,
 }
@@ -26,37 +27,38 @@ fn checked(rc: libc::c_int) -> Result<libc::c_int, Errno> {
 
 impl Loopback {
     /// # Errors
-    /// PERM: this user may not.
+    /// PERM: the user lacks CAP_NET_RAW.
     pub fn open() -> Result<Loopback, Errno> {
         let all = (libc::ETH_P_ALL as u16).to_be();
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // Of no protocol until it is bound: nothing of other devices comes first.
-        // SAFETY: numbers only; then the descriptor is ours.
+        // The protocol is set by `bind` only. A socket created with a protocol would receive
+        // packets of all devices until it is bound.
+        // SAFETY: `socket` takes no pointers, and the new descriptor has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(checked(libc::socket(libc::AF_PACKET, kind, 0))?) };
         let set = |level, name, value: libc::c_int| {
             let size = size_of::<libc::c_int>() as libc::socklen_t;
-            // SAFETY: an int of ours, and its size.
+            // SAFETY: `value` is a live int, and `size` is its size.
             checked(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), size) })
         };
         set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
         let _ = set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER);
-        // SAFETY: a NUL-terminated name.
+        // SAFETY: the argument is a C string literal, so it ends with NUL.
         let index = unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
-        // SAFETY: plain data, for which zero is valid.
+        // SAFETY: sockaddr_ll has integer fields only, for which zero is valid.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = all;
         address.sll_ifindex = index as libc::c_int;
         let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: an address of ours, and its size.
+        // SAFETY: `address` is a live sockaddr_ll, and `size` is its size.
         checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) })?;
         Ok(Loopback { fd })
     }
 
-    /// The next packet. None: there is none now.
+    /// The next packet. `None`: no packet waits now.
     pub fn next<'a>(&self, buffer: &'a mut [u8]) -> Result<Option<Packet<'a>>, Errno> {
         let fd = self.fd.as_raw_fd();
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: `buffer` is a live slice that nobody else uses, and its own length is passed.
         let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
         let length = match checked(got as libc::c_int) {
             Ok(length) => length as usize,
@@ -65,7 +67,7 @@ impl Loopback {
         };
         let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         const SIOCGSTAMPNS: libc::c_ulong = 0x8907;
-        // SAFETY: the kernel writes a timespec.
+        // SAFETY: SIOCGSTAMPNS writes one timespec, and `at` is one.
         let known = unsafe { libc::ioctl(fd, SIOCGSTAMPNS as _, &raw mut at) } == 0;
         let at = match known {
             true => Duration::new(at.tv_sec as u64, at.tv_nsec as u32),
@@ -74,12 +76,14 @@ impl Loopback {
         Ok(Some(Packet { bytes: &buffer[..length.min(buffer.len())], length, at }))
     }
 
-    /// Packets of the device for which there was no room.
+    /// Number of packets that the kernel dropped since the last call because the receive buffer
+    /// was full.
     pub fn lost(&self) -> u32 {
         let mut counts = [0u32; 2];
         let mut size = size_of_val(&counts) as libc::socklen_t;
         let (fd, to) = (self.fd.as_raw_fd(), (&raw mut counts).cast());
-        // SAFETY: struct tpacket_stats is two words, and there is room for them.
+        // SAFETY: the kernel writes struct tpacket_stats, two u32. `counts` has that size, which
+        // `size` says.
         match unsafe { libc::getsockopt(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, to, &raw mut size) } {
             0 => counts[1],
             _ => 0,
@@ -87,24 +91,26 @@ impl Loopback {
     }
 }
 
-/// What was captured.
+/// A captured packet.
 pub struct Packet<'a> {
     pub bytes: &'a [u8],
-    /// On the device.
+    /// Length of the packet on the device; `bytes` may be shorter.
     pub length: usize,
-    /// When, since 1970.
+    /// When the kernel received the packet, as time since 1970.
     pub at: Duration,
 }
 
-/// Readable once SIGINT or SIGTERM has come.
+/// A signalfd: `fd` becomes readable when SIGINT or SIGTERM arrives.
 pub struct Stop {
     pub fd: OwnedFd,
 }
 
 impl Stop {
-    /// SIGINT and SIGTERM no longer end this process.
+    /// Blocks SIGINT and SIGTERM, so that they no longer end this process, and makes a descriptor
+    /// that reports them.
     pub fn on_signals() -> Result<Stop, Errno> {
-        // SAFETY: a set of ours; numbers only; then the descriptor is ours.
+        // SAFETY: `set` is a live local variable, for which zero is valid. The new descriptor has
+        // no other owner.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);

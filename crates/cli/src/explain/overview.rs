@@ -1,4 +1,5 @@
-//! All processes at once: which were to be accelerated and are not, and whose connections are the kernel's.
+//! All processes at once: those that should be accelerated but are not, and those with kernel
+//! connections.
 
 use super::explain;
 use super::process::Facts;
@@ -16,21 +17,22 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// More processes are not explained.
+/// At most this many processes are explained.
 const MOST: usize = 64;
 
-/// A process, and one reason for which the kernel is used.
+/// A process, and one reason why it uses the kernel.
 #[derive(Debug, Serialize)]
 pub struct Kernel {
     pub pid: i32,
     pub name: String,
-    /// Open ones over kernel TCP for which it is the reason.
+    /// Number of open connections over kernel TCP for this reason.
     pub connections: usize,
     #[serde(flatten)]
     pub why: Reason,
 }
 
-/// Of those that use the monitor at `socket`, or were to. `report`: what it says, if it says anything.
+/// Finds the processes that use the kernel among those that use the monitor at `socket`, or were
+/// started to use it. `report`: the monitor's report, if the monitor answered.
 pub fn kernel(socket: &Path, report: Option<&Report>) -> Vec<Kernel> {
     let registered: BTreeSet<i32> =
         report.iter().flat_map(|r| &r.processes).filter_map(|p| i32::try_from(p.pid).ok()).collect();
@@ -43,7 +45,7 @@ pub fn kernel(socket: &Path, report: Option<&Report>) -> Vec<Kernel> {
         return Vec::new();
     }
     let sockets = Sockets::read();
-    // The monitor knows the rest, and they use it.
+    // A process that is not registered with the monitor uses the kernel for everything.
     let uses_kernel = |pid: &i32| !registered.contains(pid) || has_kernel_sockets(*pid, &sockets, report);
     let mut rows = Vec::new();
     for pid in wanted.into_iter().filter(uses_kernel).take(MOST) {
@@ -72,8 +74,9 @@ pub fn kernel(socket: &Path, report: Option<&Report>) -> Vec<Kernel> {
     rows
 }
 
-/// Whether the environment that a process was started with names the monitor, or only the library where the
-/// monitor is the system's.
+/// Whether the process was started to use the monitor at `socket`. Its initial environment then
+/// names the monitor, or it preloads the library and names no monitor (the library then uses the
+/// system's).
 fn was_to_use(process: &Process, socket: &Path) -> bool {
     let Ok(environ) = process.environ() else { return false };
     match environ.get(OsStr::new(paths::ENV_SOCKET)).filter(|v| !v.is_empty()) {
@@ -97,7 +100,7 @@ fn has_kernel_sockets(pid: i32, sockets: &Sockets, report: Option<&Report>) -> b
         || sockets.in_state(pid, &TcpState::Listen).iter().any(|e| !known(e.local_address.port()))
 }
 
-/// For people.
+/// The rows as a table for people.
 pub fn table(rows: &[Kernel]) -> String {
     if rows.is_empty() {
         return "None".into();

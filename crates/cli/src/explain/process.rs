@@ -1,4 +1,5 @@
-//! What can be seen of one process: its program, the library in it, its monitor.
+//! Facts about one process: its program, the library in it, its monitor. The process writes its
+//! own memory and environment, so these facts may be false. The monitor decides nothing by them.
 
 use super::reason::Reason;
 use crate::program::{self, Kind};
@@ -15,12 +16,13 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Entry of the auxiliary vector: the program got rights by its file, and ld.so is careful.
+/// Entry of the auxiliary vector: the program got rights from its file (setuid, capabilities), so
+/// ld.so ignores LD_PRELOAD.
 const AT_SECURE: u64 = 23;
-/// Beginning of the name of the library that has glibc's functions over musl.
+/// How the file name of gcompat begins: the library that offers glibc's functions on top of musl.
 const GCOMPAT: &[u8] = b"libgcompat.so";
 
-/// What is known of a process.
+/// Facts about a process.
 #[derive(Debug, Clone, Serialize)]
 pub struct Facts {
     pub pid: i32,
@@ -30,34 +32,34 @@ pub struct Facts {
     pub program_kind: &'static str,
     pub network_namespace: u64,
     pub user_namespace: u64,
-    /// The user namespace that owns its network namespace.
+    /// Inode of the user namespace that owns the process's network namespace.
     pub netns_owner: u64,
     pub library: Option<Library>,
-    /// It has functions of glibc above musl.
+    /// The process runs on musl and has gcompat, which adds glibc's functions.
     #[serde(skip)]
     has_gcompat: bool,
-    /// The version of its glibc.
+    /// The version of the glibc that the process has mapped.
     #[serde(skip)]
     glibc: Option<glibc::Version>,
     pub monitor: Option<Monitor>,
     /// The monitor knows the process.
     pub registered: bool,
-    /// By `fastsocket off`, or by the rule.
+    /// The process is switched off: by `fastsocket off`, or by `rule`.
     pub is_off: bool,
-    /// FILE:LINE of the `[[program]]` that applies, or nothing.
+    /// FILE:LINE of the `[[program]]` section that applies to the process; empty if none does.
     pub rule: String,
     pub counters: Counters,
-    /// Why nothing that this process does can be accelerated.
+    /// The reason why no connection of this process can be accelerated.
     pub obstacles: Vec<Reason>,
     #[serde(skip)]
     pub report: Report,
 }
 
-/// The library, as it is mapped.
+/// The library as the process has it mapped.
 #[derive(Debug, Clone, Serialize)]
 pub struct Library {
     pub path: PathBuf,
-    /// The file there now is another one.
+    /// Another file has this path now, so the process runs an older library.
     pub replaced: bool,
 }
 
@@ -76,19 +78,19 @@ pub struct Monitor {
 pub enum State {
     Answers,
     Absent,
-    /// It speaks another version of the protocol than this command.
+    /// The monitor has another version of the protocol than this command.
     OtherVersion,
     Refuses(String),
 }
 
-/// The path in a process's own file system, seen from here.
+/// A path of the file system that process `pid` sees, as a path for this process.
 fn as_seen_by(pid: i32, path: &Path) -> PathBuf {
     let mut seen = OsString::from(format!("/proc/{pid}/root"));
     seen.push(path);
     seen.into()
 }
 
-/// What a monitor says.
+/// A monitor, and its answer.
 struct Asked {
     socket: PathBuf,
     state: State,
@@ -97,7 +99,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// `seen`: its socket, seen from here.
+    /// Asks the monitor at `socket`. `seen`: the same path as this process must write it.
     fn at(seen: PathBuf, socket: PathBuf) -> Asked {
         let (state, user) = match control::probe(&seen) {
             Ok(user) => match control::greet(&seen) {
@@ -113,18 +115,29 @@ impl Asked {
         Asked { socket, state, user, report }
     }
 
+    /// Asks a monitor of another ABI than this command's. It refuses the greeting of this command,
+    /// so this only checks that it listens, and fetches its report.
+    fn beside(asked: &Asked, seen: &Path) -> Option<Asked> {
+        let user = control::probe_at(seen).ok()?;
+        let report = control::report(seen).ok()?;
+        let socket = asked.socket.with_file_name(seen.file_name()?);
+        Some(Asked { socket, state: State::Answers, user, report })
+    }
+
     fn process(&self, pid: i32) -> Option<&report::Process> {
         self.report.processes.iter().find(|p| i64::from(p.pid) == i64::from(pid))
     }
 }
 
-/// Running monitors of this user and of root, with the sockets that their command lines name. Another user could run a
-/// program of that name, which answers nothing or lies. Only those count that number processes as we do.
+/// Running monitors with the sockets that their command lines name. Only monitors of this user and
+/// of root count, because another user could run a false monitor. They must also be in this
+/// command's PID namespace, so that their process numbers mean the same here.
 fn monitors(user: u32) -> impl Iterator<Item = (i32, PathBuf)> {
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
     let own = std::process::id().try_into().map_or(0, |pid| place::namespace(pid, "pid"));
     let all = all.filter(move |p| place::namespace(p.pid, "pid") == own);
-    // (By its status: a process that may not be traced has a folder of root's.)
+    // The owner comes from `status`: the folder of a process that may not be traced belongs to
+    // root in any case.
     let all = all.filter(move |p| p.status().is_ok_and(|status| [user, 0].contains(&status.euid)));
     let is_monitor = |p: &Process| p.exe().is_ok_and(|exe| exe.file_name() == Some(OsStr::new(locate::MONITOR)));
     all.filter(is_monitor).filter_map(|p| {
@@ -135,17 +148,17 @@ fn monitors(user: u32) -> impl Iterator<Item = (i32, PathBuf)> {
 }
 
 impl Facts {
-    /// `None`: there is no such process.
+    /// Reads the facts about process `pid`. `None`: there is no such process.
     ///
     /// # Errors
-    /// It may not be looked at.
+    /// This user may not look at the process.
     pub fn of(pid: i32) -> Result<Option<Facts>, String> {
         match Facts::read(pid) {
             Ok(facts) => Ok(Some(facts)),
             Err(ProcError::NotFound(_)) => Ok(None),
-            Err(ProcError::PermissionDenied(_)) => {
-                Err(format!("process {pid} belongs to somebody else: ask as root, or as its user"))
-            }
+            Err(ProcError::PermissionDenied(_)) => Err(format!(
+                "process {pid}: /proc/{pid} may not be read; ask as its user, or as root outside of containers"
+            )),
             Err(e) => Err(format!("process {pid}: {e}")),
         }
     }
@@ -168,7 +181,8 @@ impl Facts {
             _ => false,
         });
         let exe = process.exe().ok();
-        // (Also where the file is no more, or in another file system.)
+        // The link `exe` opens the program even if its file was deleted or lies in another mount
+        // namespace.
         let kind = program::look(Path::new(&format!("/proc/{pid}/exe"))).unwrap_or(Kind::Unknown);
         let mut facts = Facts {
             pid,
@@ -202,9 +216,16 @@ impl Facts {
         let usual = || control::from_env().unwrap_or_else(|| PathBuf::from(paths::SYSTEM_SOCKET));
         let socket = named.map_or_else(usual, PathBuf::from);
         let mut asked = Asked::at(as_seen_by(self.pid, &socket), socket);
-        // A program that sets its title may have written over its environment: then the monitor is one that knows it.
+        // A program that sets its title may have overwritten its environment. Then its monitor is
+        // the one that knows its pid.
         if named.is_none() && asked.process(self.pid).is_none() {
             let mut others = monitors(self.user).map(|(pid, socket)| Asked::at(as_seen_by(pid, &socket), socket));
+            asked = others.find(|other| other.process(self.pid).is_some()).unwrap_or(asked);
+        }
+        // After an upgrade the old monitor may still run and serve this process.
+        if asked.process(self.pid).is_none() {
+            let beside = control::others(&as_seen_by(self.pid, &asked.socket)).into_iter();
+            let mut others = beside.filter_map(|(_, seen)| Asked::beside(&asked, &seen));
             asked = others.find(|other| other.process(self.pid).is_some()).unwrap_or(asked);
         }
         if let Some(own) = asked.process(self.pid) {
@@ -213,7 +234,8 @@ impl Facts {
             self.rule = own.rule.clone();
             self.counters = own.counters.clone();
         }
-        let kind = if asked.socket == Path::new(paths::SYSTEM_SOCKET) { "system" } else { "private" };
+        let is_system = asked.socket.parent() == Path::new(paths::SYSTEM_SOCKET).parent();
+        let kind = if is_system { "system" } else { "private" };
         let Asked { socket, state, user, report } = asked;
         self.monitor = Some(Monitor { socket, kind, state, pid: report.monitor_pid, user });
         self.report = report;
@@ -236,7 +258,7 @@ impl Facts {
             say(kind.word(), format!("the library has no effect on this program: {why}"));
         } else if self.library.is_none() {
             if process.auxv().is_ok_and(|auxv| auxv.get(&AT_SECURE).is_some_and(|v| *v != 0)) {
-                say("set_user_id", "the program got rights by its file: the loader ignores LD_PRELOAD".into());
+                say("set_user_id", "the program is set-user-ID or set-group-ID, or has file capabilities: the loader ignores LD_PRELOAD".into());
             } else if let (Some(has), Some(needs)) = (self.glibc, needs.filter(|needs| Some(*needs) > self.glibc)) {
                 say("old_glibc", format!("its glibc is {has}, the library needs {needs}"));
             } else if variable("LD_PRELOAD").contains(locate::LIBRARY) {
@@ -274,11 +296,11 @@ impl Facts {
             State::Answers if !self.registered => {
                 let since = i32::try_from(monitor.pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
                 if since.is_some_and(|monitor| monitor.starttime > started) {
-                    say("monitor_later", "it started before its monitor, and has used no socket since".into());
+                    say("monitor_later", "it started before its monitor, and has made no socket call since".into());
                 } else if process.status().is_ok_and(|s| s.seccomp == Some(2)) {
                     say("seccomp", "it has a filter of system calls, and does not reach the monitor".into());
                 } else {
-                    say("not_registered", "the monitor does not know it (a socket is needed first)".into());
+                    say("not_registered", "the monitor does not know it: it has made no socket call yet".into());
                 }
             }
             State::Answers => {}
@@ -286,7 +308,8 @@ impl Facts {
         found
     }
 
-    /// It keeps ends of connections for processes that have not come for them.
+    /// Whether the process is a monitor. A monitor may hold connections whose programs have not
+    /// fetched them yet.
     pub fn is_monitor(&self) -> bool {
         self.program.as_deref().and_then(Path::file_name) == Some(OsStr::new(locate::MONITOR))
     }
@@ -296,7 +319,7 @@ impl Facts {
     }
 }
 
-/// The library, if this mapping is one of it.
+/// The library, if the mapped file at `path` is the library.
 fn mapped_library(pid: i32, path: &Path, inode: u64) -> Option<Library> {
     let name = path.file_name()?.as_bytes();
     let ended = name.strip_suffix(b" (deleted)");

@@ -1,8 +1,8 @@
-//! Why something is not accelerated.
+//! The reasons why something is not accelerated, each with its word in JSON and its sentence.
 
 use serde::Serialize;
 
-/// A word for programs, a sentence for people.
+/// A reason: a word for programs, and a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reason {
     pub reason: &'static str,

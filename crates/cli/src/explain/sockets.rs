@@ -1,4 +1,4 @@
-//! TCP sockets of the kernel, and which processes have them.
+//! TCP sockets of the kernel, and the processes that have them, as /proc shows them at one moment.
 
 use crate::place::{local_addresses, namespace};
 use procfs::net::{TcpNetEntry, TcpState};
@@ -36,11 +36,11 @@ pub struct Sockets {
 /// The other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// Who has it, and its network namespace.
+    /// The process that has the other end, and its network namespace.
     Process { pid: i32, netns: u64 },
-    /// It is on this host, of a process that cannot be seen or has closed it.
+    /// It is on this host. Its process cannot be seen, or has closed it.
     Hidden,
-    /// Its address is this host's, and no socket has these two addresses: one of them is translated.
+    /// Its address is one of this host, but no socket has these two addresses, so one of them is translated.
     Translated,
     /// It is not on this host.
     Remote,
@@ -77,6 +77,11 @@ impl Sockets {
         found
     }
 
+    /// A process that has this socket.
+    pub fn holder(&self, inode: u64) -> Option<i32> {
+        self.owners.get(&inode)?.first().copied()
+    }
+
     fn of(&self, entry: &TcpNetEntry) -> Vec<i32> {
         self.owners.get(&entry.inode).cloned().unwrap_or_default()
     }
@@ -87,7 +92,7 @@ impl Sockets {
         table.filter(|e| e.state == *state && self.owners.get(&e.inode).is_some_and(|o| o.contains(&pid))).collect()
     }
 
-    /// Who has the other end of a process's connection. Its own namespace is looked at first.
+    /// Finds the process that has the other end of a connection. The process's own namespace comes first.
     pub fn peer(&self, pid: i32, entry: &TcpNetEntry) -> Peer {
         let ends = (plain(entry.local_address), plain(entry.remote_address));
         let is_other = |e: &&TcpNetEntry| (plain(e.remote_address), plain(e.local_address)) == ends;

@@ -1,5 +1,5 @@
-//! `fastsocket stat --zones --timeline FILE.json`: how queues, steals and flow groups go
-//! over time, as JSON and as a picture.
+//! `fastsocket stat --zones --timeline FILE.json`: records queues, steals and flow groups over time, as JSON and as a
+//! picture.
 
 use anyhow::{ensure, Context, Result};
 use fsocket_client::control;
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_millis(100);
 
-/// One look.
+/// One sample: the state of all listeners and devices at one time.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Sample {
-    /// Seconds since the first one.
+    /// Seconds since the first sample.
     t: f64,
     groups: Vec<Group>,
     flow_groups: Vec<FlowGroups>,
 }
 
-/// A listener.
+/// The state of a listener in a sample.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Group {
     id: u64,
@@ -41,16 +41,17 @@ fn sample(report: Report, t: f64) -> Sample {
     Sample { t, groups: report.groups.into_iter().filter_map(group).collect(), flow_groups: report.flow_groups }
 }
 
-/// Records for so many seconds; a monitor that ends ends it, with what there is.
+/// Records for this many seconds. If the monitor ends meanwhile, the file has the samples so far.
 ///
 /// # Errors
-/// No monitor, or a file that cannot be written.
+/// There is no monitor, or the file cannot be written.
 pub fn record(file: &Path, seconds: f64) -> Result<i32> {
     ensure!((0.1..=86_400.0).contains(&seconds), "--seconds: between 0.1 and 86400");
     let svg = file.with_extension("svg");
     ensure!(svg != file, "the picture would be written to the same file: name it FILE.json");
     let path = control::find()?;
-    // Before a long wait, not after it.
+    // Try to write the file now, so that the user does not learn of an error only after the
+    // recording.
     std::fs::write(file, b"").with_context(|| file.display().to_string())?;
     let started = Instant::now();
     let mut samples = Vec::new();
@@ -75,10 +76,11 @@ pub fn record(file: &Path, seconds: f64) -> Result<i32> {
     Ok(0)
 }
 
-/// A line: its name, and its points over time.
+/// Lines of a diagram: name, and points (time, value).
 type Lines = BTreeMap<String, Vec<(f64, f64)>>;
 
-/// Lengths of queues, connections stolen in each interval, flow groups by CPU.
+/// Data of the three diagrams: lengths of queues, connections stolen in each interval, flow groups
+/// on each CPU.
 fn lines(samples: &[Sample]) -> [(&'static str, Lines); 3] {
     let (mut lengths, mut steals, mut groups) = (Lines::new(), Lines::new(), Lines::new());
     let mut before: BTreeMap<String, u64> = BTreeMap::new();
@@ -104,7 +106,8 @@ fn lines(samples: &[Sample]) -> [(&'static str, Lines); 3] {
     [("Accept queues, connections", lengths), ("Stolen, connections in 100 ms", steals), ("Flow groups", groups)]
 }
 
-/// What is drawn in each third: room for numbers at the left, for names at the right.
+/// Width and height of each of the three diagrams, with numbers at the left and names at the
+/// right.
 const PANEL: (f64, f64) = (900.0, 240.0);
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 700.0;
@@ -127,7 +130,7 @@ fn draw(samples: &[Sample]) -> String {
     svg + "</svg>\n"
 }
 
-/// One third: axes with five numbers each, a line and its name for each of `lines`.
+/// Draws one diagram: axes with five numbers each, and a named curve for each of `lines`.
 fn panel(svg: &mut String, title: &str, lines: &Lines, end: f64) {
     let high = lines.values().flatten().map(|p| p.1).fold(1.0, f64::max) * 1.05;
     let at = |(t, v): (f64, f64)| (LEFT + t / end * (RIGHT - LEFT), BOTTOM - v / high * (BOTTOM - TOP));

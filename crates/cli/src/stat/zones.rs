@@ -1,5 +1,5 @@
-//! `fastsocket stat --zones`: what the original's `/proc/net/fastsocket` files
-//! had, by CPU.
+//! `fastsocket stat --zones`: shows the numbers that the original Fastsocket had in
+//! `/proc/net/fastsocket`, by CPU.
 
 use crate::text::{print, table};
 use anyhow::Result;
@@ -7,13 +7,13 @@ use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_client::control;
 use fsocket_proto::report::{Balance, Group, Report};
 
-/// Kinds of selections, in the order shown; `select.bpf.c` says what they are.
+/// Kinds of selections in the order of the columns; `select.bpf.c` defines their meaning.
 const SELECTIONS: [&str; 7] = ["lookups", "self", "other", "beside", "to_global", "to_kernel", "migrated"];
 
-/// Shows, and sets to zero if asked to.
+/// Shows the counters, and sets them to zero on request.
 ///
 /// # Errors
-/// No monitor, or a broken one.
+/// There is no monitor, or its answer is broken.
 pub fn show(json: bool, reset: bool) -> Result<i32> {
     let path = control::find()?;
     let report = if reset { control::report_and_reset(&path) } else { control::report(&path) }?;
@@ -34,7 +34,7 @@ pub fn show(json: bool, reset: bool) -> Result<i32> {
     Ok(0)
 }
 
-/// Why there is no zone, or a lesser one.
+/// Counts of reasons why a worker got no zone, or a zone with fewer features.
 fn reasons(report: &Report) -> impl Iterator<Item = (String, u64)> + '_ {
     let zone = |n: &str| n.strip_prefix("fallback.zone_").map(str::to_owned);
     report.totals.iter().filter(|(_, v)| **v > 0).filter_map(move |(n, v)| Some((zone(n)?, *v)))
@@ -62,7 +62,7 @@ fn text(report: &Report) -> String {
         }
         text += &format!("\nFlow groups\n{groups}\n");
     }
-    text += "\nWithout a zone, or a lesser one\n";
+    text += "\nFallbacks of zones\n";
     let mut why = table(&["REASON", "TIMES"], &[1]);
     for (name, times) in reasons(report) {
         why.add_row([name, times.to_string()]);
@@ -94,7 +94,8 @@ fn of_group(group: &Group) -> String {
     )
 }
 
-/// Accept queues, and who stole from whom.
+/// Text for the accept queues, and for how many connections each worker stole from which other
+/// worker.
 fn of_balance(b: &Balance, group: &Group) -> String {
     let header = ["CPU", "PID", "LENGTH", "AVERAGE", "LIMIT", "BUSY", "ADDED", "ACCEPTED"];
     let mut queues = table(&header, &[0, 1, 2, 3, 4, 6, 7]);

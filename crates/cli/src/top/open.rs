@@ -7,7 +7,7 @@ use procfs::net::{TcpNetEntry, TcpState};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
-/// Number of connections.
+/// Numbers of open connections: over shared memory, by RDMA, and over kernel TCP.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Open {
     /// Over shared memory within this host.
@@ -18,13 +18,14 @@ pub struct Open {
 }
 
 impl Open {
-    /// Share of shared memory in all; `None`: nothing is open.
+    /// The part of all open connections that uses shared memory. `None`: no connection is open.
     pub fn share(&self) -> Option<f64> {
         let all = self.shm + self.rdma + self.kernel;
         (all > 0).then(|| self.shm as f64 / all as f64)
     }
 
-    /// All connections of the programs that the monitor knows. A connection counts once, also if both ends are theirs.
+    /// All connections of the programs that the monitor knows. A connection counts once, even if the monitor knows
+    /// both ends.
     pub fn all(report: &Report, kernel: &InKernel) -> Open {
         let over = |by_agents| {
             let channels = report.channels.iter().filter(|c| c.by_agents == by_agents);
@@ -33,7 +34,7 @@ impl Open {
         Open { shm: over(false), rdma: over(true), kernel: kernel.all.saturating_sub(report.idle_kernel) }
     }
 
-    /// Ends that a process has.
+    /// Counts of the connection ends that a process has.
     pub fn of(process: &Process, kernel: &InKernel) -> Open {
         let sockets = kernel.by_pid.get(&process.pid).copied().unwrap_or(0);
         let open = process.open;
@@ -41,14 +42,15 @@ impl Open {
     }
 }
 
-/// TCP connections of the kernel's that processes have descriptors for, as /proc shows them.
+/// Numbers of kernel TCP connections for which processes have descriptors. /proc is the source.
 #[derive(Debug, Default)]
 pub struct InKernel {
     pub by_pid: HashMap<u32, u64>,
     pub all: u64,
 }
 
-/// The two ends of a connection in one order, and the network namespace where the addresses are valid there only.
+/// Identifies a connection, in the same way for both ends: the smaller address comes first. For
+/// loopback addresses, which are valid in one network namespace only, the namespace is added.
 type Ends = (Option<u64>, SocketAddr, SocketAddr);
 
 impl InKernel {
@@ -67,7 +69,7 @@ impl InKernel {
             if netns == 0 || table.is_empty() {
                 continue;
             }
-            // (A program may have several descriptors for one socket.)
+            // A set, because a program may have several descriptors for one socket.
             let own: HashSet<u64> = inodes(&process).filter(|inode| table.contains_key(inode)).collect();
             all.extend(own.iter().map(|inode| table[inode]));
             by_pid.insert(pid, own.len() as u64);
@@ -100,7 +102,7 @@ mod tests {
         let process = Process { pid: std::process::id(), ..Default::default() };
         let report = Report { processes: vec![process], ..Default::default() };
         let kernel = InKernel::of(&report);
-        // (Other tests of this process may have connections as well.)
+        // Other tests of this process may have connections as well, so there is no exact number.
         assert!(kernel.all >= 1 && kernel.by_pid[&std::process::id()] > kernel.all, "{kernel:?}");
         drop((client, server));
     }

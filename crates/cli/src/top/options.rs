@@ -1,4 +1,4 @@
-//! What `fastsocket top` can be told.
+//! Options of `fastsocket top`.
 
 use clap::{Args, ValueEnum};
 

@@ -1,4 +1,4 @@
-//! One block of text a look, for pipes.
+//! The text output of `top`: one block for each look, for pipes.
 
 use super::open::Open;
 use super::options::Top;
@@ -27,7 +27,7 @@ pub fn run(args: &Top, mut source: Source) -> Result<i32> {
     Ok(0)
 }
 
-/// `12`, `3.4k`, `5.6M`: four characters or five.
+/// A short number such as `12`, `3.4k` or `5.6M`.
 pub fn short(value: f64) -> String {
     let mut value = value;
     for unit in ["", "k", "M", "G"] {
@@ -47,7 +47,7 @@ pub fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".into(), |share| format!("{:.1}%", share * 100.0))
 }
 
-/// The line above all.
+/// The line above the tables.
 pub fn headline(view: &View) -> String {
     format!(
         "monitor {} up {:.0} s; open: {}; new: {}/s and {}/s, so far {} shared memory; {} B resident in {} channels",
@@ -74,7 +74,7 @@ pub fn paths(open: &Open) -> String {
     always.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// SHM, KERNEL and SHARE (of shared memory) are of open connections.
+/// Column titles. SHM, KERNEL and SHARE (the share of shared memory) count open connections.
 pub const PROCESSES: [&str; 10] =
     ["PID", "PROGRAM", "SHM", "KERNEL", "SHARE", "SHM/s", "KERNEL/s", "SENT B/s", "RECV B/s", "FALLBACKS/s"];
 pub const LISTENERS: [&str; 5] = ["LISTENER", "PROGRAM", "NEW/s", "OPEN", "QUEUED"];

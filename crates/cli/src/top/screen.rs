@@ -1,4 +1,4 @@
-//! The same on a terminal.
+//! The screen of `top` on a terminal. The terminal is restored at the end, also after a panic.
 
 use super::options::{Sort, Top};
 use super::plain::{cells, headline, paths, LISTENERS, PROCESSES, REASONS, ZONES};
@@ -13,12 +13,12 @@ use ratatui::widgets::{Cell, Gauge, Paragraph, Row, Table};
 use ratatui::Frame;
 use std::time::{Duration, Instant};
 
-/// What the user has chosen, and what is there to be seen.
+/// The user's choices, and the data on the screen.
 struct Screen {
     sort: Sort,
     reverse: bool,
     filter: String,
-    /// Keys go into the filter.
+    /// The user types a filter: keys go into it.
     is_typing: bool,
     is_paused: bool,
     view: Result<View, String>,
@@ -33,7 +33,7 @@ pub fn run(args: &Top, mut source: Source) -> Result<i32> {
         is_paused: false,
         view: Ok(View::default()),
     };
-    // (It is as before also after a panic.)
+    // `try_init` also installs a panic hook that restores the terminal.
     let mut terminal = ratatui::try_init()?;
     let result = screen.show(args, &mut source, &mut terminal);
     ratatui::restore();
@@ -68,7 +68,7 @@ impl Screen {
         }
     }
 
-    /// Whether to end.
+    /// Handles a key. Returns whether the program must end.
     fn key(&mut self, key: KeyEvent) -> bool {
         match key.code {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
@@ -131,7 +131,8 @@ impl Screen {
     }
 }
 
-/// A table; the first columns, up to and with `texts`, are text where there are any, all others numbers.
+/// Draws a table. The first column and all columns before `texts` are text, as is PROGRAM. The
+/// others are numbers, and so are PID and CPU.
 fn rows<'a>(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -185,7 +186,7 @@ mod tests {
         for part in ["monitor 7", "25.0%", "nginx", "curl", "127.0.0.1:80", "remote", "LOCAL/s", "by connections"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        // Nor does a tiny terminal end it.
+        // A tiny terminal must not make the program fail, either.
         for (width, height) in [(1, 1), (20, 3), (300, 2)] {
             shown(&screen(), width, height);
         }

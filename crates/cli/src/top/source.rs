@@ -1,4 +1,4 @@
-//! Looks at the monitor.
+//! The monitor's reports for `top`, with the time between two of them.
 
 use super::open::InKernel;
 use super::view::View;
@@ -7,10 +7,10 @@ use fsocket_client::control;
 use fsocket_proto::report::Report;
 use std::time::{Duration, Instant};
 
-/// The first look is this long after the beginning: rates take two.
+/// The first output comes this long after the start, because a rate needs two reports.
 pub const FIRST: Duration = Duration::from_millis(300);
 
-/// Reports, and how long after the one before each was made.
+/// Fetches reports and remembers the last one with its time.
 pub struct Source {
     last: Option<(Instant, Report)>,
 }
@@ -23,13 +23,14 @@ impl Source {
         Ok(Source { last: Some((Instant::now(), report)) })
     }
 
-    /// What happened since the last look. The error of a monitor that does not answer is text to show:
-    /// another one may come.
+    /// Returns the changes since the last call. If the monitor does not answer, the error is a
+    /// text to show; `top` then goes on, because another monitor may start.
     pub fn look(&mut self) -> Result<View, String> {
         let report = control::find().and_then(|path| control::brief_report(&path)).map_err(|e| format!("{e:#}"));
         let (now, report) = (Instant::now(), report?);
         let since = match self.last.take() {
-            // Another monitor counts from 0.
+            // Differences make sense only within one monitor, because another monitor counts from
+            // 0.
             Some((at, before)) if before.monitor_pid == report.monitor_pid => Some((now - at, before)),
             _ => None,
         };

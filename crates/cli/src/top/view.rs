@@ -1,4 +1,4 @@
-//! What two reports, one after the other, say together.
+//! Computes what `top` shows: the difference between two successive reports.
 
 use super::open::{InKernel, Open};
 use super::options::Sort;
@@ -8,13 +8,14 @@ use std::time::Duration;
 
 const FALLBACK: &str = "fallback.";
 
-/// Everything that is shown; rates are a second.
+/// Everything that `top` shows. Rates are per second.
 #[derive(Debug, Default, Clone)]
 pub struct View {
     pub monitor_pid: u32,
     pub uptime: f64,
     pub all: Rates,
-    /// Of all connections since the monitor started; `None`: there were none.
+    /// Share of shared memory in all connections since the monitor started. `None`: there were no
+    /// connections.
     pub share_so_far: Option<f64>,
     pub open: Open,
     pub channels: usize,
@@ -27,10 +28,10 @@ pub struct View {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Connections opened and accepted.
+    /// Connections that were opened or accepted.
     pub shm: f64,
     pub kernel: f64,
-    /// Bytes, over shared memory.
+    /// Bytes that were sent over shared memory.
     pub sent: f64,
     pub received: f64,
     pub fallbacks: f64,
@@ -47,7 +48,7 @@ pub struct ProcessRow {
 #[derive(Debug, Clone)]
 pub struct ListenerRow {
     pub local: String,
-    /// Who listens.
+    /// Names of the processes that listen.
     pub programs: String,
     pub opened: f64,
     pub open: u64,
@@ -64,7 +65,8 @@ pub struct ReasonRow {
 #[derive(Debug, Clone)]
 pub struct ZoneRow {
     pub cpu: u32,
-    /// Where from, and how many a second.
+    /// Connections accepted per second, by the kind of queue that they came from (`local`,
+    /// `global`, `remote`, `stolen`).
     pub accepted: BTreeMap<String, f64>,
 }
 
@@ -76,14 +78,15 @@ fn of(counters: &Counters, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// Differences of counters over a time.
+/// Computes rates from counters and the time between two reports.
 struct Since<'a> {
     before: Option<&'a Counters>,
     seconds: f64,
 }
 
 impl Since<'_> {
-    /// Of what was not there before, everything is new. (Programs write counters: they may go back.)
+    /// Rate of a counter. A new process counts from zero. Programs can write their counters, so a
+    /// counter may also decrease.
     fn rate(&self, now: &Counters, name: &str) -> f64 {
         let before = self.before.map_or(0, |before| of(before, name));
         of(now, name).saturating_sub(before) as f64 / self.seconds
@@ -102,10 +105,11 @@ impl Since<'_> {
 }
 
 impl View {
-    /// `before`: an earlier report of the same monitor, and how much earlier. Without one there are no
-    /// rates yet. `kernel`: what the processes of `now` have in the kernel.
+    /// `before`: an earlier report of the same monitor, and the time since then; without it all
+    /// rates are zero. `kernel`: kernel connections of the processes in `now`.
     pub fn new(before: Option<(Duration, &Report)>, now: &Report, kernel: &InKernel) -> View {
-        // Without an earlier one, the difference to the same one.
+        // Compare the report with itself if there is no earlier one, so that all differences are
+        // zero.
         let (time, before) = before.unwrap_or((Duration::from_secs(1), now));
         let seconds = time.as_secs_f64().max(0.001);
         let all = Since { before: Some(&before.totals), seconds };
@@ -128,13 +132,13 @@ impl View {
         }
     }
 
-    /// As the user wants to see it.
+    /// Sorts and filters the rows as the user chose.
     pub fn arrange(&mut self, sort: Sort, reverse: bool, filter: &str) {
         let filter = filter.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&filter);
         self.processes.retain(|p| has(&p.name) || p.pid.to_string().contains(&filter));
         self.listeners.retain(|l| has(&l.local) || has(&l.programs));
-        // The largest first; what is equal by pid.
+        // The default order is the largest value first; equal values are ordered by pid.
         let value = |p: &ProcessRow| match sort {
             Sort::Connections => p.rates.shm + p.rates.kernel,
             Sort::Kernel => p.rates.kernel,

@@ -1,11 +1,12 @@
-//! What `fastsocket tune` prints.
+//! Output of `fastsocket tune`: plan, results and state, as text and as JSON.
 
 use super::args::Tune;
 use comfy_table::{presets, Table};
 use fsocket_tune::{Device, Fate, Group, Kind, Machine, Outcome, Plan, Reverted, Setting, Store, Undone};
 use serde_json::{json, Value};
 
-/// Lines of one kind (64 queues' interrupts, say) shown without --verbose.
+/// Without --verbose, at most this many similar lines (such as the interrupts of 64 queues) are
+/// shown.
 const FEW: usize = 4;
 
 pub fn plan(args: &Tune, machine: &Machine, device: &Device, plan: &Plan, store: &Store) {
@@ -94,7 +95,7 @@ pub fn reverted(args: &Tune, reverted: &Reverted, store: &Store) {
             Undone::Gone => "gone".to_owned(),
             Undone::Restarted { now, old } => format!("{now} since the restart (was {old} when recorded), left"),
             Undone::Left { now, old: Some(old) } => {
-                format!("LEFT: somebody has set it to {now} since (was {old}); --force undoes that, too")
+                format!("LEFT: it was changed to {now} since (was {old}); --force undoes that, too")
             }
             Undone::Left { now, old: None } => format!("LEFT at {now}: a queue that was not there before"),
             Undone::Failed { why } => format!("FAILED: {why}"),
@@ -119,7 +120,8 @@ fn notes(plan: &Plan, kind: Kind, title: &str) {
     }
 }
 
-/// One row per setting; many alike are cut short, failures never are.
+/// A table with one row for each setting. Without --verbose, similar rows are cut short; failures
+/// are always shown.
 fn table<'a>(args: &Tune, rows: impl Iterator<Item = (&'a Setting, Vec<String>)>) {
     let mut table = plain();
     let mut last: Option<(Group, &str)> = None;
@@ -146,7 +148,7 @@ fn table<'a>(args: &Tune, rows: impl Iterator<Item = (&'a Setting, Vec<String>)>
     print(table);
 }
 
-/// No colours, no frames, no wrapping: what a pipe gets is what one sees.
+/// No colours, no frames and no wrapping: a pipe and a terminal get the same text.
 fn plain() -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).force_no_tty();

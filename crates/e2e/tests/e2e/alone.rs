@@ -1,8 +1,8 @@
-//! Tests that need the machine for themselves. They run at the end, one by one.
+//! Tests that need the machine for themselves. The runner starts them at the end, in sequence.
 //!
-//! `cpus` and `steering_changes` take a CPU away, which every other test would lose, too. In `migration` flow groups
-//! move by how much time each CPU has to spare, and in the tests of balance workers are busy or asleep; other tests would
-//! change both.
+//! - `cpus` and `steering_changes` take a CPU away, which all other tests would lose, too.
+//! - In `migration`, flow groups move according to the idle time of each CPU.
+//! - In the tests of balance, workers are busy or asleep. Other tests would disturb both.
 
 mod balance;
 mod balance_queues;

@@ -1,4 +1,4 @@
-//! Two hosts, each with a monitor of its own that announces it: each says of the other that it is capable.
+//! Two hosts whose monitors announce Fastsocket: each must report that the other host has it.
 
 use fsocket_e2e as _;
 use fsocket_testkit::netns::{Hosts, NetHost, Receive};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A host with its cgroup.
+/// A host with a control group of its own.
 struct Place {
     host: Host,
     group: String,
@@ -30,13 +30,14 @@ impl Place {
         fs::create_dir(cgroups().join(&group[1..])).expect("a cgroup");
         let settings = format!("[hosts]\nannounce = {announce}\ncgroup = \"{group}\"\nnumber = {number}\n");
         let place = Place { host: Host::for_all_users_on(net, &settings), group };
-        // (Answered once it has loaded its program: a listener must be younger.)
+        // The monitor answers once it has loaded its BPF program. A listener must be started after
+        // that.
         let state = place.host.snapshot().report.expect("a report").hosts.state;
         assert_eq!(state, if announce { "on" } else { "off" });
         place
     }
 
-    /// A program without the library, in this host.
+    /// Starts a program without the library in this host.
     fn start(&self, net: &NetHost, program: &str) -> Proc {
         let mut command = Command::new("sh");
         let procs = cgroups().join(&self.group[1..]).join("cgroup.procs");
@@ -107,7 +108,7 @@ fn hosts_that_announce_themselves_know_each_other() {
             assert_eq!((total(&client, "hosts.opened"), total(&client, "hosts.without")), (0, 3));
         }
         let said = client.says("doctor");
-        assert!(said.contains("ok    other hosts: told, number 11"), "{said}");
+        assert!(said.contains("ok    other hosts: announced, number 11"), "{said}");
         drop(listener);
     }
 }

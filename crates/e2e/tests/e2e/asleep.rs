@@ -1,13 +1,13 @@
-//! The library begins in a program at its first call that concerns it (ADR 62).
+//! The library starts in a program only at the first call that concerns it (ADR 62).
 
 use fsocket_e2e::native::{self, Echo};
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{artifacts, net, stock_mode, Host, Proc};
+use fsocket_testkit::{artifacts, helper, net, stock_mode, Host, Proc, PYTHON};
 use std::os::unix::fs::DirBuilderExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// The system calls of a program, as strace lists them.
+/// The system calls that a program makes, as strace lists them.
 #[track_caller]
 fn calls(host: &Host, program: &[&str]) -> String {
     let strace = fsocket_testkit::find_program("strace").expect("strace (make deps)");
@@ -18,7 +18,8 @@ fn calls(host: &Host, program: &[&str]) -> String {
     Proc::spawn(host.logs(), "strace", command).finish(Duration::from_secs(60)).success().stderr
 }
 
-/// It greets nobody, and a shell's children share its memory as they do without the library.
+/// Without sockets, the library must not contact the monitor. Children of a shell must share
+/// memory as without the library.
 #[test]
 fn a_program_without_sockets_is_left_alone() {
     if stock_mode() {
@@ -37,12 +38,39 @@ fn a_program_without_sockets_is_left_alone() {
     assert!(host.snapshot().report.is_some_and(|r| r.processes.is_empty()), "somebody has greeted the monitor");
 }
 
-/// In the child that connects, and then in the parent. Children that borrow its memory change neither.
+/// The peer has no library, so the library has given the connection up. From then on it must add
+/// no system calls to those that the program makes.
+#[test]
+fn a_connection_that_stays_in_the_kernel_costs_no_system_calls() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no library");
+    }
+    const COUNTED: usize = 200;
+    let host = Host::new();
+    let echo = native::build(&host, "echo", &["echo.c"], &[]);
+    let (_server, port) = Echo::default().serve(&host, Stock, &echo, 1);
+    let (path, counted) = (helper("asleep/settled.py").display().to_string(), COUNTED.to_string());
+    let made = calls(&host, &["env", "FASTSOCKET_UPGRADE=4", PYTHON, &path, &port, "4000", &counted]);
+    let (_, settled) = made.split_once("\"settled\\n\"").unwrap_or_else(|| panic!("no mark\n{made}"));
+    let (settled, _) = settled.split_once("\"counted\\n\"").unwrap_or_else(|| panic!("no second mark\n{settled}"));
+    let of = |names: &[&str]| {
+        let call = |line: &&str| names.iter().any(|n| line.trim_start().starts_with(&format!("{n}(")));
+        settled.lines().filter(call).count()
+    };
+    let waits = [of(&["poll", "ppoll"]), of(&["select", "pselect6"])];
+    assert_eq!(waits, [COUNTED; 2], "polls and selects");
+    assert_eq!([of(&["sendto"]), of(&["recvfrom"])], [COUNTED; 2], "sends and receives");
+    let more = of(&["getsockopt", "ioctl", "fcntl", "recvmsg", "sendmsg", "futex"]);
+    assert_eq!(more, 0, "calls that the program does not make");
+}
+
+/// The library starts in the child that connects, and later in the parent. Children that borrow
+/// the parent's memory (vfork) must start it in neither.
 #[test]
 fn it_begins_where_it_is_called() {
     let host = Host::new();
     let echo = native::build(&host, "echo", &["echo.c"], &[]);
-    let asleep = native::build(&host, "asleep", &["asleep.c"], &[]);
+    let asleep = native::build(&host, "asleep", &["asleep/asleep.c"], &[]);
     let (_server, port) = Echo::default().serve(&host, Accel, &echo, 100);
     let before = host.snapshot();
     let mut command = host.command(Accel, &asleep);
@@ -51,14 +79,15 @@ fn it_begins_where_it_is_called() {
     host.snapshot().since(&before).assert_shm(2);
 }
 
-/// A private monitor whose other programs have ended waits for one that has not called it yet, and ends after it.
+/// A private monitor without clients must not end while a program runs whose library has not
+/// started yet. It ends after that program.
 #[test]
 fn a_private_monitor_stays_for_a_program_that_sleeps() {
     if stock_mode() {
         return eprintln!("SKIPPED: there is no library");
     }
     let host = Host::stopped();
-    let asleep = native::build(&host, "asleep", &["asleep.c"], &[]);
+    let asleep = native::build(&host, "asleep", &["asleep/asleep.c"], &[]);
     let socket = host.path().join("own").join("socket");
     std::fs::DirBuilder::new().mode(0o700).create(socket.parent().expect("a directory")).expect("made");
     let mut command = Command::new(artifacts::monitor());
@@ -69,7 +98,7 @@ fn a_private_monitor_stays_for_a_program_that_sleeps() {
         command.env("LD_PRELOAD", artifacts::library()).env("FASTSOCKET_SOCKET", &socket);
         command
     };
-    // (The first one ends the long grace of the start.)
+    // This first program ends the long grace period that the monitor has at its start.
     let mut first = host.command(Stock, fsocket_testkit::PYTHON);
     first.args(["-c", "import socket; socket.socket()"]);
     let mut late = host.command(Stock, &asleep);
@@ -79,12 +108,12 @@ fn a_private_monitor_stays_for_a_program_that_sleeps() {
     Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(60)).success();
     std::thread::sleep(Duration::from_millis(1500));
     assert!(monitor.running(), "the monitor has ended before the program: {}", monitor.stderr());
-    // (There is no server: it fails.)
+    // The program fails, because there is no server; that does not matter here.
     let _ = late.finish(Duration::from_secs(60));
     assert!(net::wait_until(Duration::from_secs(60), || !monitor.running()).is_ok(), "the monitor stays for nobody");
 }
 
-/// A program in another mount namespace, where the name of the socket is nobody's, wants another monitor.
+/// A program in a mount namespace where nothing has the socket's name belongs to another monitor.
 #[test]
 fn a_private_monitor_does_not_stay_for_another_namespace() {
     if stock_mode() {

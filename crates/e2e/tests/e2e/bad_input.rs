@@ -1,15 +1,15 @@
-//! Things that are missing, broken, too small or misspelt: programs go on
-//! with stock sockets, and the command line says what is wrong.
+//! Missing, broken, undersized or misspelt input: programs must go on with stock sockets, and the
+//! command line must say what is wrong.
 
 use fsocket_abi::channel::FIRST_SLOTS;
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{artifacts, net, script, stock_mode, Delta, Finished, Host, Proc, Snapshot, PYTHON};
+use fsocket_testkit::{artifacts, helper, net, stock_mode, Delta, Finished, Host, Proc, Snapshot, PYTHON};
 use std::process::Command;
 use std::time::Duration;
 
-/// The command line of ours with a monitor of this host's (in the
-/// environment, so that none is left running for the user).
+/// Runs the built command line with this host's monitor in the environment, so that no private
+/// monitor keeps running for the user.
 #[track_caller]
 fn fastsocket(host: &Host, args: &[&str], environment: &[(&str, &str)]) -> Option<Finished> {
     if stock_mode() {
@@ -26,7 +26,7 @@ fn fastsocket(host: &Host, args: &[&str], environment: &[(&str, &str)]) -> Optio
 
 /// A program that talks to an echo server on `port`, as arguments.
 fn client(port: u16) -> Vec<String> {
-    let path = script("apps/echo_client.py").display().to_string();
+    let path = helper("echo_client.py").display().to_string();
     ["/usr/bin/python3", &path, "seq", &port.to_string(), "--connections", "5", "--bytes", "50000"]
         .map(str::to_owned)
         .to_vec()
@@ -108,7 +108,7 @@ fn run_uses_shared_memory_and_no_shm_does_not() {
     host.snapshot().since(&before).assert_kernel_only();
 }
 
-/// The program runs, on stock sockets, with exactly one line of warning.
+/// The program must run on stock sockets, with exactly one line of warning.
 #[track_caller]
 fn runs_with_one_warning(options: &[&str], environment: &[(&str, &str)]) {
     let host = Host::new();
@@ -145,7 +145,7 @@ fn library_with_a_monitor_socket_that_nobody_answers() {
         eprintln!("SKIPPED: stock mode has no library");
         return;
     }
-    // A listener that accepts nothing and answers nothing: no hang.
+    // A listener that neither accepts nor answers must not make the program hang.
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
     let silent = host.path().join("silent.sock").display().to_string();
@@ -162,7 +162,7 @@ fn library_with_a_monitor_socket_that_nobody_answers() {
 }
 
 #[track_caller]
-/// Counters since then; None in stock mode.
+/// The changes of the counters since `before`; `None` in stock mode.
 fn shown(host: &Host, before: &Snapshot) -> Option<Delta> {
     if stock_mode() {
         eprintln!("PATH NOT ASSERTED: stock mode");
@@ -174,7 +174,7 @@ fn shown(host: &Host, before: &Snapshot) -> Option<Delta> {
 fn limited(what: &str, value: &str) {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
-    e2e::python(&host, Accel, 60, "limited.py", &[&port.to_string(), what, value]);
+    e2e::python(&host, Accel, 60, "bad_input/limited.py", &[&port.to_string(), what, value]);
 }
 
 #[test]
@@ -186,12 +186,13 @@ fn few_descriptors() {
 
 #[test]
 fn little_address_space() {
-    // Channels take a quarter: the rings of some connections, or those of all.
+    // Channels may take a quarter of the address space: that is enough for the rings of some
+    // connections, or of all.
     for (value, fewest, most) in [("240000000", FIRST_SLOTS, 19), ("600000000", 20, 20)] {
         let host = Host::new();
         let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
         let before = host.snapshot();
-        e2e::python(&host, Accel, 60, "limited.py", &[&port.to_string(), "as", value]);
+        e2e::python(&host, Accel, 60, "bad_input/limited.py", &[&port.to_string(), "as", value]);
         let Some(delta) = shown(&host, &before) else { return };
         let shm = delta.get("connect_shm");
         assert!((fewest as i128..=most).contains(&shm), "{value}\n{delta}");
@@ -199,38 +200,51 @@ fn little_address_space() {
     }
 }
 
-/// The client has rings for more connections than the server: those for which it has none become the kernel's.
+/// The client has rings for more connections than the server. Connections for which the server has
+/// none move to the kernel.
 #[test]
 fn a_server_with_little_address_space() {
     let host = Host::new();
     let port = net::free_port();
-    let script = script("apps/echo_server.py");
+    let script = helper("echo_server.py");
     let line = format!("ulimit -v 200000; exec {PYTHON} {} epoll {port} 127.0.0.1", script.display());
     let _server = host.server(Accel, "echo-limited", port, "/bin/bash", &["-c", &line]);
     let before = host.snapshot();
-    e2e::python(&host, Accel, 60, "limited.py", &[&port.to_string(), "as", "1000000000000"]);
+    e2e::python(&host, Accel, 60, "bad_input/limited.py", &[&port.to_string(), "as", "1000000000000"]);
     let Some(delta) = shown(&host, &before) else { return };
     let (shm, queued) = (delta.get("accept_shm"), delta.get("connect_shm") - delta.get("accept_shm"));
     assert!((FIRST_SLOTS as i128..20).contains(&shm) && queued > 0, "{delta}");
-    // (Of those that still waited when the server gave its listener up, the monitor has moved the server's end.)
+    // When the server gave its listener up, some connections still waited there. The monitor has
+    // moved the server's end of those.
     let moved = delta.get("path_switch") + delta.get("fallback.untaken");
     assert!(moved == 2 * queued, "both ends of each that waited\n{delta}");
     assert!(delta.get("fallback.resource") > 0 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
-/// The limit comes when there are connections: they become the kernel's, with what was under way.
+/// The limit is set while connections exist. They must move to the kernel with all bytes in
+/// flight.
 #[test]
 fn address_space_is_limited_later() {
-    let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "limited_later.py", &[]) else { return };
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "bad_input/limited_later.py", &[]) else { return };
     assert_eq!((delta.get("connect_shm"), delta.get("accept_shm")), (20, 20), "{delta}");
     assert!(delta.get("path_switch") >= 40 && delta.get("fallback.switch") == 0, "both ends of each\n{delta}");
+}
+
+/// A process that connects to itself has room for the client's mapping of a channel, but not for
+/// the listener's. From then on the kernel serves the listener, and the waiting connection moves
+/// there.
+#[test]
+fn address_space_for_one_of_two_mappings() {
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 240, "bad_input/limited_self.py", &[]) else { return };
+    assert!(delta.get("connect_shm") > 0 && delta.get("fallback.resource") > 0, "{delta}");
+    assert_eq!(delta.get("hostile_peer"), 0, "{delta}");
 }
 
 #[test]
 fn watched_in_little_address_space() {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
-    e2e::python(&host, Accel, 240, "limited_epoll.py", &[&port.to_string()]);
+    e2e::python(&host, Accel, 240, "bad_input/limited_epoll.py", &[&port.to_string()]);
 }
 
 #[test]
@@ -239,7 +253,7 @@ fn limits_from_the_start() {
     let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
     let client = client(port).join(" ");
     for limit in ["ulimit -n 16", "ulimit -n 64", "ulimit -v 400000", "ulimit -l 0", "ulimit -f 0"] {
-        // Output goes to a pipe: `ulimit -f 0` forbids to write a file.
+        // The output goes through a pipe, because `ulimit -f 0` forbids to write to a file.
         let line = format!("{{ {limit}; exec {client}; }} | cat; exit ${{PIPESTATUS[0]}}");
         let mut command = host.command(Accel, "/bin/bash");
         command.args(["-c", &line]);
@@ -253,7 +267,7 @@ fn server_under_limits() {
     for limit in ["ulimit -n 64", "ulimit -v 500000"] {
         let host = Host::new();
         let port = fsocket_testkit::net::free_port();
-        let path = script("apps/echo_server.py").display().to_string();
+        let path = helper("echo_server.py").display().to_string();
         let line = format!("{limit}; exec {PYTHON} {path} epoll {port}");
         let mut command = host.command(Accel, "/bin/bash");
         command.args(["-c", &line]);
@@ -274,16 +288,17 @@ fn program_that_closes_every_descriptor() {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
     let before = host.snapshot();
-    e2e::python(&host, Accel, 60, "close_all.py", &[&port.to_string()]);
-    // The library's own descriptors live high: shared memory goes on working.
+    e2e::python(&host, Accel, 60, "bad_input/close_all.py", &[&port.to_string()]);
+    // The library's own descriptors have high numbers, so shared memory must still work.
     host.snapshot().since(&before).assert_shm(5);
 }
 
-/// The program runs stock with one line that says why; under `--require` it does not run.
+/// The program must run on stock sockets, with one line that says why. With `--require` it must
+/// not run.
 #[track_caller]
 fn stock_because(host: &Host, program: &str, why: &str, preload: &str) {
     let ours = artifacts::library().display().to_string();
-    // Also from a shell that runs under the library.
+    // Try it also from a shell that runs under the library.
     for environment in [&[][..], &[("LD_PRELOAD", ours.as_str())]] {
         let Some(done) = fastsocket(host, &["run", "--", program, "x"], environment) else { return };
         let done = done.success();
@@ -303,13 +318,13 @@ fn programs_that_cannot_load_the_library_run_without_it() {
     }
     let host = Host::new();
     let is_static = native::build(&host, "static", &["sleeper.c"], &["-static"]).display().to_string();
-    // (What it starts may load the library.)
+    // The static program may start others that load the library, so it is started all the same.
     stock_because(&host, &is_static, "statically linked", "preloaded");
     let done = fastsocket(&host, &["doctor", "--program", &is_static], &[]).expect("not stock");
     assert!(done.code == Some(1) && done.stdout.contains("FAIL  program"), "{done:?}");
     let done = fastsocket(&host, &["doctor", "--program", "cat"], &[]).expect("not stock");
     assert!(done.stdout.contains("/cat (dynamic)"), "{done:?}");
-    // (It is this machine's, under a name that nobody knows.)
+    // A copy of this machine's loader, under a name that the command does not know.
     let loader = host.path().join("ld-other.so.1");
     std::fs::copy(native::loader(), &loader).expect("a loader");
     let flag = format!("-Wl,--dynamic-linker={}", loader.display());
@@ -335,7 +350,7 @@ fn require_wants_library_and_monitor() {
     assert_eq!(done.success().stdout, "ran\n");
 }
 
-/// The program itself, or what it starts, has not got the library.
+/// Warnings about programs that lose the library, or that start other programs without it.
 #[test]
 fn what_drops_the_library_is_said() {
     if stock_mode() {

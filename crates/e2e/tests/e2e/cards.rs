@@ -1,6 +1,6 @@
-//! `fastsocket tune` on the drivers of real cards, as QEMU emulates them: what it
-//! changes takes effect, and undone it is exactly as before. Run by
-//! `make test-manycore` (scripts/manycore.sh has the list of cards).
+//! Runs `fastsocket tune` on the drivers of real network cards, which QEMU emulates. Its changes
+//! must take effect, and after a revert everything must be as before. Run by `make test-manycore`
+//! (scripts/manycore.sh has the list of cards).
 
 #[path = "../../../tune/tests/common/settings.rs"]
 mod settings;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Cards of this machine: device and driver.
+/// The network cards of this machine: device and driver.
 fn cards() -> Vec<(String, String)> {
     let devices = std::fs::read_dir("/sys/class/net").expect("sysfs").map(|d| d.expect("a device"));
     let driver = |path: PathBuf| std::fs::canonicalize(path.join("device/driver")).ok();
@@ -26,15 +26,15 @@ fn name(path: &Path) -> String {
     path.file_name().expect("a name").to_string_lossy().into_owned()
 }
 
-/// What a program says; not every card answers every question.
+/// The output of a program. It may fail, because some cards do not support every query.
 fn said(program: &str, args: &[&str]) -> String {
     let output = Command::new(find_program(program).expect("installed")).args(args).output().expect("started");
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
-/// All that tune may touch.
+/// Reads everything that `tune` may change.
 fn snapshot(device: &str) -> BTreeMap<String, String> {
-    // What moves by itself.
+    // Settings that change by themselves.
     let moving = ["byte_queue_limits", "spurious", "effective_affinity", "/random/"];
     let mut found = settings::settings(device, &moving);
     for what in ["-l", "-x", "-c", "-k", "-g"] {
@@ -64,7 +64,7 @@ impl Tune {
     }
 }
 
-/// The cards that are wanted, up.
+/// The cards that the environment names, all set up.
 fn up() -> Vec<(String, String)> {
     let cards = cards();
     let drivers: Vec<&str> = cards.iter().map(|(_, driver)| driver.as_str()).collect();
@@ -82,7 +82,7 @@ fn up() -> Vec<(String, String)> {
 #[ignore = "needs emulated cards: make test-manycore"]
 fn every_card_is_as_before_after_revert() {
     for (device, driver) in &up() {
-        // Goes with the machine.
+        // Under /run, so that it disappears with the emulated machine.
         let tune = Tune { state: format!("/run/tuned-{device}").into(), device: device.clone() };
         let before = snapshot(device);
         for more in [&[][..], &["--cpus", "2-3"]] {
@@ -104,7 +104,7 @@ fn steer(host: &Host, args: &[&str]) -> String {
     Proc::spawn(host.logs(), "steer", command).finish(Duration::from_secs(60)).success().stdout
 }
 
-/// Whatever the card lacks, there is a way.
+/// Steering must find a way on every card, whatever features the card lacks.
 #[test]
 #[ignore = "needs emulated cards: make test-manycore"]
 fn every_card_can_be_steered_and_is_left_as_it_was() {
@@ -125,7 +125,7 @@ fn every_card_can_be_steered_and_is_left_as_it_was() {
     }
 }
 
-/// What the kernel has switched off for a monitor that is killed, the next one switches on.
+/// A killed monitor leaves offloads switched off; the next monitor must switch them on again.
 #[test]
 #[ignore = "needs emulated cards: make test-manycore"]
 fn the_next_monitor_puts_offloads_back() {

@@ -4,7 +4,7 @@
 use fsocket_e2e::containers::{all_over, start, Pair, CONNECTIONS, REQUESTS};
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::NetHost;
-use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Delta, Proc, PYTHON};
+use fsocket_testkit::{artifacts, helper, need_hosts, net, stock_mode, Delta, Proc, PYTHON};
 use std::process::Command;
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ fn over_bridges_without_blocking_greeted_and_steered() {
     let pair = Pair::new(Accel, "0.0.0.0");
     all_over(&pair.ask(Accel, &pair.net.neighbour, pair.net.server4(), pair.port));
     all_over(&pair.ask(Accel, &pair.net.client, pair.net.server4(), pair.port));
-    // From the host itself.
+    // A client on the host itself.
     all_over(&pair.ask(Accel, &pair.net.host, pair.net.server4(), pair.port));
 
-    // Clients that do not block, and servers that speak first.
+    // Non-blocking clients, and servers that send first.
     let port = pair.named.to_string();
     let _greets = pair.start(Accel, &pair.net.server, &["serve", &port, "0.0.0.0", "a"]);
     let ask = |port, more: &[&str]| pair.ask_more(Accel, &pair.net.client, pair.net.server4(), port, more).0;
     all_over(&ask(pair.named, &["greeted"]));
     all_over(&ask(pair.named, &["nonblocking", "greeted"]));
 
-    // Packets arrive on another CPU than the sender's (if there is one), and `connect` returns before the other end is
-    // established.
+    // Packets arrive on another CPU than the sender's (if there is one), so `connect` returns
+    // before the other end is established.
     let all = "[ $(nproc) -gt 1 ] && cpus=3 || cpus=1; for f in /sys/class/net/*/queues/rx-*/rps_cpus; do echo $cpus > $f; done";
     for host in [&pair.net.host, &pair.net.client, &pair.net.server] {
         host.inside("sh", &["-c", all]).expect("rps_cpus");
@@ -37,14 +37,16 @@ fn over_bridges_without_blocking_greeted_and_steered() {
     assert!(moved > 0 || std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1), "nothing was steered");
 }
 
-/// How often CPUs were told by others that packets are there for them (`received_rps`), on this machine.
+/// How often CPUs of this machine received packets that another CPU steered to them
+/// (`received_rps`).
 fn steered() -> u64 {
     let all = std::fs::read_to_string("/proc/net/softnet_stat").expect("softnet_stat");
     all.lines().map(|line| u64::from_str_radix(line.split(' ').nth(9).expect("a number"), 16).expect("a number")).sum()
 }
 
-/// A change of path costs as much as some requests: connections that end soon stay in the kernel, and those
-/// that last go over, also behind them.
+/// A change of path costs as much as some requests. So the library learns: connections that end
+/// soon stay in the kernel, and connections that last move to shared memory, even after short
+/// ones.
 #[test]
 fn those_that_end_soon_teach_to_stay() {
     need_hosts!();
@@ -74,11 +76,11 @@ fn a_published_port_masquerade_and_hairpin() {
     all_over(&pair.ask(Accel, &pair.net.client, pair.net.gateway(), 8080));
     all_over(&pair.ask(Accel, &pair.net.client, pair.net.server4(), pair.port));
 
-    // A container reaches its neighbour, and itself, by the port that is published on the host.
+    // A container reaches its neighbour and itself through the port that the host publishes.
     let rule = "table ip hairpin { chain out { type nat hook postrouting priority 100; \
                 ip saddr 10.88.2.0/24 ip daddr 10.88.2.0/24 masquerade; }; }";
     pair.net.nft(rule).expect("rules");
-    // Where bridges ask netfilter, the packet leaves by the port that it came from.
+    // Where bridges ask netfilter, such a packet must leave by the bridge port from which it came.
     let port = ["link", "set", "veth-server", "type", "bridge_slave", "hairpin", "on"];
     pair.net.host.inside("ip", &port).expect("hairpin");
     let gateway = pair.net.host.interfaces[1].v4.into();
@@ -97,7 +99,8 @@ fn a_server_on_the_host() {
     all_over(&pair.ask(Accel, &pair.net.client, pair.net.gateway(), port));
 }
 
-/// One address, two servers behind it: each connection is with the one that the kernel has chosen.
+/// One address with two servers behind it: each connection must stay with the server that the
+/// kernel has chosen.
 #[test]
 fn balanced_addresses() {
     need_hosts!();
@@ -128,7 +131,8 @@ fn balanced_addresses() {
     }
 }
 
-/// Docker's proxy is a program in between: with the library both its connections go over, without it none.
+/// Docker's proxy is a program between client and server. With the library both of its connections
+/// move to shared memory; without the library none does.
 #[test]
 fn a_proxy_stays_a_proxy() {
     need_hosts!();
@@ -150,7 +154,8 @@ fn strangers_stay_in_the_kernel() {
         let pair = Pair::new(server, "0.0.0.0");
         let delta = pair.ask(client, &pair.net.client, pair.net.server4(), pair.port);
         assert_eq!(delta.get("path_upgrade"), 0, "{delta}");
-        // From the second question on; the first process of a container makes the monitor load its program.
+        // From the second attempt on, because the first process of a container makes the monitor
+        // load its BPF program.
         let client = || pair.ask(client, &pair.net.client, pair.net.server4(), pair.port);
         let told = || client().get("fallback.namespace") == CONNECTIONS;
         if server == Stock && !stock_mode() {
@@ -159,7 +164,7 @@ fn strangers_stay_in_the_kernel() {
     }
 }
 
-/// A descriptor that is passed on is the kernel's: its connection goes back, with what waits to be read.
+/// If a descriptor is passed on, its connection returns to the kernel with its unread bytes.
 #[test]
 fn back_to_the_kernel() {
     need_hosts!();
@@ -175,15 +180,15 @@ fn back_to_the_kernel() {
     assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
 }
 
-/// A container is taken down and comes up elsewhere with its address: its connection goes down to kernel TCP (`fastsocket
-/// off`), is dumped and restored by TCP_REPAIR as CRIU does it, and goes on. All buffers are full meanwhile, and no
-/// byte is lost.
+/// A container is taken down and comes up elsewhere with the same address. Its connection moves to
+/// kernel TCP (`fastsocket off`), is dumped and restored by TCP_REPAIR (as CRIU does it), and goes
+/// on. All buffers are full meanwhile, and no byte may be lost.
 #[test]
 fn taken_down_for_a_checkpoint_and_up_again() {
     need_hosts!();
     let pair = Pair::new(Accel, "0.0.0.0");
     let (net, host, limit) = (&pair.net, &pair.host, Duration::from_secs(20));
-    let path = script("apps/checkpoint.py").display().to_string();
+    let path = helper("containers/checkpoint.py").display().to_string();
     let run = |side: Side, place: &NetHost, args: &[&str]| {
         let mut command = host.command(side, PYTHON);
         command.arg(&path).args(args);
@@ -203,15 +208,16 @@ fn taken_down_for_a_checkpoint_and_up_again() {
         connections.into_iter().filter(|c| c.pids.contains(&pid)).collect::<Vec<_>>()
     };
     if !stock_mode() {
-        // In shared memory, and full: the client reads nothing.
+        // The connection is in shared memory, and its rings are full because the client reads
+        // nothing.
         let full = || ends(server.pid()).iter().any(|c| c.recv_q > 0 && c.send_q > 0);
         net::wait_until(limit, full).expect("full rings");
         let mut off = Command::new(artifacts::cli());
         off.env("FASTSOCKET_SOCKET", host.socket()).args(["off", &server.pid().to_string()]);
-        // (1: it is not all in the kernel yet.)
+        // Exit status 1 means that not all connections are in the kernel yet.
         let off = || matches!(off.output(), Ok(done) if done.status.success());
         net::wait_until(limit, off).expect("off");
-        // The client follows. (It has yet to read what was in its ring.)
+        // Then the client's end moves, too. The client must still read what was in its ring.
         let followed = || {
             let report = host.snapshot().report.expect("a report");
             report.processes.iter().any(|p| p.pid == client.pid() && p.counters["path_switch"] == 1)
@@ -243,7 +249,8 @@ fn taken_down_for_a_checkpoint_and_up_again() {
     client.signal(libc::SIGUSR1);
     client.finish(Duration::from_secs(60)).success().says("ok");
     let delta = host.snapshot().since(&before);
-    // A restored socket has shaken no hands: it stays in the kernel.
+    // A restored socket has made no handshake that the monitor saw, so its connection stays in the
+    // kernel.
     assert!(stock_mode() || delta.get("path_upgrade") == 2 && delta.get("path_switch") >= 2, "{delta}");
     assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
 }

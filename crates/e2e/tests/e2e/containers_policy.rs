@@ -1,29 +1,34 @@
-//! Connections between network namespaces of one host end when the kernel would refuse them, and go over where the
-//! default profiles of container engines, other users, and user namespaces let them.
+//! Connections between network namespaces of one host. They must end when the kernel would refuse
+//! them. They must move to shared memory if the default profile of the container engine, the users
+//! and the user namespaces allow that.
 
 use fsocket_e2e::containers::{all_over, behind, start, Pair, CONNECTIONS, REQUESTS};
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::netns::NetHost;
-use fsocket_testkit::{artifacts, find_program, need_hosts, net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, helper, need_hosts, net, stock_mode, Host, Proc, PYTHON};
 use serde_json::Value;
 use std::net::IpAddr;
 use std::process::Command;
 use std::time::Duration;
 
-/// The default profiles of docker, podman and containerd (Kubernetes) leave all that is needed: seccomp,
-/// capabilities, namespaces, read-only files. That of podman 3 had no membarrier: all is the kernel's.
+/// The default profiles of docker, podman and containerd (Kubernetes) permit everything that the
+/// library needs: system calls, capabilities, namespaces, read-only files. The profile of podman 3
+/// lacks membarrier, so there everything uses the kernel.
 #[test]
 fn default_profiles() {
     need_hosts!();
     let pair = Pair::new(Accel, "0.0.0.0");
     let (net, host) = (&pair.net, &pair.host);
-    let [confined, app] = ["apps/confined.py", "apps/containers.py"].map(|name| script(name).display().to_string());
+    let [confined, app] =
+        ["containers_policy/confined.py", "containers.py"].map(|name| helper(name).display().to_string());
     let run = |engine: &str, place: &NetHost, name: &str, program: &[&str]| {
         Proc::spawn(host.logs(), name, behind(host, place, &[PYTHON, &confined, engine], program))
     };
     let (port, to) = (pair.named.to_string(), pair.net.server4().to_string());
     let ask = [PYTHON, &app, "ask", &port, &to, REQUESTS, &CONNECTIONS.to_string()];
+    let is_free = || net.server.within(|| net::kernel_sockets(pair.named, "0A")) == 0;
     for engine in ["docker", "podman", "containerd", "podman3"] {
+        net::wait_until(Duration::from_secs(60), is_free).expect("the server before has ended");
         let serve = run(engine, &net.server, "serve", &[PYTHON, &app, "serve", &port, "0.0.0.0"]);
         let shares = engine != "podman3";
         let _server = pair.accepts(if shares { Accel } else { Stock }, &net.server, pair.named, serve);
@@ -47,17 +52,17 @@ fn default_profiles() {
     let bench = [&bench, "-h", &to, "-p", &text, "-c", "5", "-n", "3000", "-t", "get", "--csv"];
     run("docker", &net.client, "redis-benchmark", &bench).finish(Duration::from_secs(60)).success();
     let delta = host.snapshot().since(&before);
-    // It asks for the server's configuration before, on a connection for two requests.
+    // The benchmark first asks for the server's configuration, on a connection with two requests.
     let over = delta.get("path_upgrade");
     assert!(stock_mode() || over >= 10 && delta.get("connect_kernel") - over / 2 <= 1, "{delta}");
 }
 
-/// Users share memory between containers as elsewhere: if the administrator has named both. One that is root in a
-/// user namespace is who it is outside.
+/// Two users may share memory between containers, as elsewhere, if the administrator has named
+/// both. Root of a user namespace counts as its user outside.
 #[test]
 fn users() {
     need_hosts!();
-    let app = script("apps/containers.py").display().to_string();
+    let app = helper("containers.py").display().to_string();
     for shared in [false, true] {
         let settings = |place: &NetHost| match shared {
             false => String::new(),
@@ -83,7 +88,7 @@ fn users() {
             }
         }
         if shared && !stock_mode() {
-            // A rule for one network namespace is for no other.
+            // A rule for one network namespace does not apply to another.
             let delta = pair.ask(Accel, &pair.net.host, pair.net.server4(), pair.port);
             let counted = (delta.get("path_upgrade"), delta.get("fallback.policy"));
             assert_eq!(counted, (0, CONNECTIONS), "{delta}");
@@ -91,8 +96,8 @@ fn users() {
     }
 }
 
-/// A rootless container: its network namespace belongs to a user namespace of its own. Its connections are the
-/// kernel's, and `explain` says why.
+/// A rootless container: its network namespace belongs to a user namespace of its own. Its
+/// connections use the kernel, and `explain` must say why.
 #[test]
 fn rootless() {
     need_hosts!();
@@ -110,7 +115,7 @@ fn rootless() {
         run("nsenter", &[&["--net", "--target", &pid, "ip"][..], args].concat());
     }
 
-    let app = script("apps/containers.py").display().to_string();
+    let app = helper("containers.py").display().to_string();
     let ask = [PYTHON, &app, "ask", &pair.port.to_string(), &server, "100", "1", "wait"];
     let enter = ["nsenter", "--user", "--net", "--preserve-credentials", "--target", &pid];
     let mut client = Proc::spawn(pair.host.logs(), "ask", behind(&pair.host, &net.host, &enter, &ask));
@@ -128,7 +133,7 @@ fn rootless() {
     assert!(why["text"].as_str().is_some_and(|t| t.contains("rootless")), "{said:#}");
 }
 
-/// `fastsocket ss` or `explain`, as an administrator of the host asks.
+/// Runs `fastsocket ss` or `explain` as an administrator of the host.
 fn asked(pair: &Pair, args: &[&str]) -> Value {
     let mut command = Command::new(artifacts::cli());
     command.env("FASTSOCKET_SOCKET", pair.host.socket()).args(args).arg("--json");
@@ -137,7 +142,7 @@ fn asked(pair: &Pair, args: &[&str]) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"))
 }
 
-/// Both ends of a client's connection are marked, and each names the other.
+/// Both ends of the client's connection must be shown, and each must name the other.
 #[track_caller]
 fn seen(pair: &Pair, client: &Proc, shown: &str) {
     let (pid, netns) = (client.pid(), pair.net.server.namespace.clone());
@@ -151,7 +156,7 @@ fn seen(pair: &Pair, client: &Proc, shown: &str) {
     assert_eq!((&said["shm_connections"], &said["across_namespaces"]), (&1.into(), &1.into()), "{said:#}");
 }
 
-/// A client with one connection.
+/// Starts a client with one connection.
 fn client(pair: &Pair, place: &NetHost, to: IpAddr, port: u16, more: &[&str]) -> Proc {
     let (to, port) = (to.to_string(), port.to_string());
     start(&pair.host, Accel, place, "ask", &[&["ask", &port, &to, "100", "1"], more].concat())
@@ -166,7 +171,8 @@ fn is_reset(client: Proc, what: &str) {
     assert!(done.stdout.contains("Connection reset by peer"), "{what}: {}", done.stdout);
 }
 
-/// A change that ends the idle kernel connection ends the connection, within five seconds. No other change does.
+/// If a change would end a kernel connection that is idle, the shared-memory connection must end
+/// within five seconds. No other change may end it.
 #[test]
 fn rules_routes_and_links_that_change_later() {
     need_hosts!();
@@ -194,8 +200,9 @@ fn rules_routes_and_links_that_change_later() {
         seen(&pair, &translated, &format!("{gateway}:8082"));
     }
 
-    // Rules for two; no route for the third. The host forgets its translations; the route to it is another one.
-    let flush = script("apps/conntrack_flush.py").display().to_string();
+    // The first two cases add rules, and the third removes a route. In the fourth case the host
+    // forgets its translations, and in the last one it takes another route.
+    let flush = helper("containers_policy/conntrack_flush.py").display().to_string();
     let change = |how: &[&str]| net.client.inside("ip", &[&["route"], how].concat()).expect("route");
     let rules = "table ip late { chain f { type filter hook forward priority 0;                  meta l4proto tcp ct original proto-dst 8080 drop;                  meta l4proto tcp ct original proto-dst 8081 reject with tcp reset; }; }";
     net.nft(rules).expect("rules");
@@ -208,7 +215,8 @@ fn rules_routes_and_links_that_change_later() {
     translated.wait_stdout("stayed", Duration::from_secs(60));
     linked.wait_stdout("stayed", Duration::from_secs(60));
 
-    // A host that takes up no connection in the middle; a link that goes down.
+    // The host refuses to track connections that it first sees in the middle; then, a link goes
+    // down.
     let strict = "echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose";
     net.host.inside("sh", &["-c", strict]).expect("sysctl");
     net.nft("insert rule ip late f ct state invalid drop").expect("rules");

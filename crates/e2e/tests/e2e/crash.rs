@@ -1,9 +1,9 @@
-//! Somebody dies by SIGKILL in the middle: a server, a client, the monitor.
+//! SIGKILL ends a server, a client or the monitor while it works.
 
 use fsocket_e2e as e2e;
 use fsocket_sys as sys;
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{helper, net, stock_mode, Host, Proc, PYTHON};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ impl Held {
     #[track_caller]
     fn start(host: &Host, port: u16) -> Held {
         let control = host.file("control", "");
-        let path = script("apps/hold.py").display().to_string();
+        let path = helper("hold.py").display().to_string();
         let args = [path.as_str(), &port.to_string(), &control.display().to_string()];
         let mut proc = host.start(Accel, "hold", PYTHON, &args);
         proc.wait_stdout("established", LIMIT);
@@ -62,7 +62,7 @@ fn killed_server_ends_the_clients_connection() {
 fn killed_client_ends_the_servers_connection() {
     let host = Host::new();
     let port = net::free_port();
-    let path = script("apps/accept_and_wait.py").display().to_string();
+    let path = helper("crash/accept_and_wait.py").display().to_string();
     let server = host.server(Accel, "accept", port, PYTHON, &[&path, &port.to_string()]);
     let before = host.snapshot();
     let client = Held::start(&host, port);
@@ -82,14 +82,14 @@ fn killed_monitor_leaves_connections_and_new_ones_use_the_kernel() {
     host.kill_monitor();
     client.expect("echo", "echoed");
     client.expect("new", "new ok");
-    // A program that starts now finds no monitor at all.
+    // A program that starts now finds no monitor.
     let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100000"];
     e2e::python(&host, Accel, 60, "echo_client.py", &args);
     client.expect("exit", "bye");
 }
 
-/// Its path cannot be switched. The duplicate would be an unconnected socket, which stdio and the next program
-/// would read.
+/// Without a monitor the path cannot be switched, so `dup2` to standard input must fail. Otherwise
+/// the duplicate would be an unconnected socket, which stdio and the next program would read.
 #[test]
 fn without_a_monitor_a_connection_does_not_become_standard_input() {
     for (killed, said) in [(false, "stdin"), (true, "EBUSY EMFILE")] {
@@ -106,7 +106,8 @@ fn without_a_monitor_a_connection_does_not_become_standard_input() {
     }
 }
 
-/// Without a monitor sleeps are cut into pieces, which the kernel does not restart by itself.
+/// Without a monitor the library divides each sleep into pieces. The kernel does not restart a
+/// call whose sleep was divided.
 #[test]
 fn a_signal_restarts_calls_with_a_monitor_and_without() {
     let mut host = Host::new();
@@ -135,7 +136,8 @@ fn killed_monitor_then_killed_server_ends_the_clients_connection() {
     client.expect("wait", "EOF");
 }
 
-/// The client sleeps in `recv` before either dies, and nothing makes it look.
+/// The client already sleeps in `recv` when the monitor and the server die, and nothing else wakes
+/// it.
 #[test]
 fn who_sleeps_when_the_monitor_is_killed_learns_of_the_killed_server() {
     let mut host = Host::new();
@@ -154,12 +156,12 @@ fn who_sleeps_when_the_monitor_is_killed_learns_of_the_killed_server() {
     client.expect("exit", "bye");
 }
 
-/// Without a monitor nobody but the kernel tells that a process has ended.
+/// Without a monitor only the kernel can report that a process has ended.
 #[test]
 fn without_a_monitor_sleepers_are_told_of_a_killed_peer_at_once() {
     let mut host = Host::new();
     let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
-    let path = script("apps/told.py").display().to_string();
+    let path = helper("crash/told.py").display().to_string();
     let three = |how: Side, call: &'static str| {
         [call; 3].map(|call| {
             let mut p = host.start(how, call, PYTHON, &[&path, &port.to_string(), call]);
@@ -167,14 +169,14 @@ fn without_a_monitor_sleepers_are_told_of_a_killed_peer_at_once() {
             p
         })
     };
-    // On kernel TCP: what the machine takes, which may be busy.
+    // The limit is what kernel TCP needs on this machine, which may be busy.
     let stock = three(Stock, "recv");
     let before = host.snapshot();
     let ours = ["recv", "timeout", "poll", "select", "epoll"].map(|call| (call, three(Accel, call)));
     host.snapshot().since(&before).assert_shm(15);
     std::thread::sleep(Duration::from_millis(500));
     host.kill_monitor();
-    // Long enough for sleeps in pieces that become longer.
+    // Wait so long that sleeps in pieces have reached long pieces.
     std::thread::sleep(Duration::from_millis(1600));
     let killed = sys::now_ns();
     drop(server); // SIGKILL
@@ -195,12 +197,12 @@ fn without_a_monitor_sleepers_are_told_of_a_killed_peer_at_once() {
     for (call, three) in &ours {
         let (ours, stock) = (ms(three), ms(&stock));
         println!("{call}: told after {ours:?} ms, kernel TCP {stock:?} ms");
-        // Sleeps in pieces had some 400 ms left.
+        // With sleeps in pieces, about 400 ms of a piece would be left.
         assert!(ours[0] < stock[2].max(250), "{call}: told after {ours:?} ms, kernel TCP {stock:?} ms");
     }
 }
 
-/// Open sockets of a process, those that it keeps for the next connection included.
+/// Number of open sockets of a process, including those that it keeps for the next connection.
 fn sockets(pid: u32) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
     let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -222,18 +224,19 @@ fn killed_monitor_then_killed_clients_are_noticed_by_servers() {
         drop(second.proc); // SIGKILL
         let closed = net::wait_until(LIMIT, || sockets(server.pid()) <= open);
         assert!(closed.is_ok(), "{kind}: {} sockets instead of {open}", sockets(server.pid()));
-        // The other one goes on.
+        // The other client must still be served.
         first.expect("echo", "echoed");
         first.expect("exit", "bye");
     }
 }
 
-/// A forked relative holds the connection as well: it goes on until both are gone.
+/// A forked relative holds the connection as well, so the connection goes on until both processes
+/// are gone.
 #[test]
 fn killed_monitor_then_killed_fork_group() {
     let mut host = Host::new();
     let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
-    let path = script("apps/fork_group.py").display().to_string();
+    let path = helper("crash/fork_group.py").display().to_string();
     let before = host.snapshot();
     let mut parent = host.start(Accel, "fork_group", PYTHON, &[&path, &port.to_string()]);
     parent.wait_stdout("child ", LIMIT);
@@ -244,7 +247,7 @@ fn killed_monitor_then_killed_fork_group() {
     parent.signal(libc::SIGKILL);
     let talked = net::wait_until(LIMIT, || !parent.running() && parent.stdout().contains("the child still talks"));
     assert!(talked.is_ok(), "{}{}", parent.stdout(), parent.stderr());
-    // SAFETY: a plain system call; the number is our grandchild's.
+    // SAFETY: `kill` takes no pointers, and the number is that of a grandchild that still runs.
     unsafe { libc::kill(child, libc::SIGKILL) };
     let closed = net::wait_until(LIMIT, || sockets(server.pid()) < open);
     assert!(closed.is_ok(), "{} sockets, {open} before", sockets(server.pid()));
@@ -255,7 +258,7 @@ fn a_server_started_without_a_monitor_works() {
     let mut host = Host::new();
     host.kill_monitor();
     let port = net::free_port();
-    let path = script("apps/echo_server.py").display().to_string();
+    let path = helper("echo_server.py").display().to_string();
     let _server = host.start(Accel, "echo", PYTHON, &[&path, "epoll", &port.to_string()]);
     net::wait_for_port(port, LIMIT).expect("server");
     let args = ["asyncio", &port.to_string(), "--connections", "5", "--bytes", "100000"];
@@ -273,7 +276,7 @@ fn killed_worker_of_a_forked_server_keeps_the_listener() {
     let workers = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", nginx.pid())).expect("children");
     let worker: i32 = workers.split_whitespace().next().and_then(|w| w.parse().ok()).expect("a worker");
     let before = host.snapshot();
-    // SAFETY: a plain system call on a child of our own child.
+    // SAFETY: `kill` takes no pointers, and the number is that of a grandchild that still runs.
     unsafe { libc::kill(worker, libc::SIGKILL) };
     for _ in 0..20 {
         e2e::curl_compare(&host, Accel, &format!("http://127.0.0.1:{port}/1000"), &host.path().join("www/1000"), &[]);
@@ -285,7 +288,7 @@ fn killed_worker_of_a_forked_server_keeps_the_listener() {
 fn what_waits_for_a_killed_worker_is_served_by_another() {
     let host = Host::new();
     let before = host.snapshot();
-    let path = script("apps/queued.py").display().to_string();
+    let path = helper("crash/queued.py").display().to_string();
     let said = host.run(Accel, "queued", 60, PYTHON, &[&path]).success().stdout;
     assert_eq!(said.trim(), "40 served by the one that is left");
     host.snapshot().since(&before).assert_shm(41);

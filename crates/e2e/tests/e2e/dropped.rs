@@ -1,20 +1,20 @@
-//! Processes that give up rights: what they shared with their fork group they share no more.
+//! Processes that give up rights must no longer share memory with their fork group.
 
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use fsocket_testkit::{helper, net, stock_mode, Delta, Host, Proc, PYTHON};
 use std::time::Duration;
 
 /// Calls by which a child gives up rights.
 const WAYS: [&str; 9] =
     ["setuid", "setreuid", "setresuid", "number", "thread", "failed", "capset", "landlock", "seccomp"];
 
-/// A child that has given up its rights neither finds nor changes its parent's bytes, and holds no descriptor of
-/// the memory in which they lie.
+/// After a child has given up its rights, it must neither find nor change the bytes of its parent,
+/// and must hold no descriptor of the memory with these bytes.
 #[track_caller]
 fn attacks(moment: &str, over_shm: i128, switched: i128) {
     let host = Host::new();
-    let program = native::build(&host, "dropped", &["dropped.c"], &[]);
+    let program = native::build(&host, "dropped", &["dropped/dropped.c"], &[]);
     let program = program.display().to_string();
     for how in WAYS {
         let port = net::free_port().to_string();
@@ -49,12 +49,12 @@ fn a_connection_that_came_after_the_fork() {
     attacks("early", 2, 0);
 }
 
-/// A relative with the same rights, which shares the memory of its parent's sockets, writes anything
-/// into it. The parent's connections break; it and the client live.
+/// A relative with the same rights shares the memory of its parent's sockets, and writes garbage
+/// into it. The parent's connections may break, but the parent and the client must live.
 #[test]
 fn memory_of_sockets_that_a_relative_writes_into() {
     let host = Host::new();
-    let program = native::build(&host, "dropped", &["dropped.c"], &[]);
+    let program = native::build(&host, "dropped", &["dropped/dropped.c"], &[]);
     let program = program.display().to_string();
     for _ in 0..3 {
         let port = net::free_port().to_string();
@@ -69,18 +69,19 @@ fn memory_of_sockets_that_a_relative_writes_into() {
     }
 }
 
-/// A server that gives up root's rights, and clients, one after the other, that it answers.
+/// A server gives up root's rights, and clients ask it one after the other. Returns the changes of
+/// the counters.
 #[track_caller]
 fn serves(how: &str, connections: i128) -> Delta {
     let host = Host::new();
     let port = net::free_port();
-    let path = script("apps/dropping.py").display().to_string();
+    let path = helper("dropped/dropping.py").display().to_string();
     let before = host.snapshot();
     let _server = host.server(Accel, how, port, PYTHON, &[&path, "serve", how, &port.to_string()]);
-    e2e::python(&host, Accel, 60, "dropping.py", &["ask", &port.to_string(), &connections.to_string()]);
-    // More clients: each has a channel of its own.
+    e2e::python(&host, Accel, 60, "dropped/dropping.py", &["ask", &port.to_string(), &connections.to_string()]);
+    // Start more clients, because each gets a channel of its own.
     for _ in 0..3 {
-        e2e::python(&host, Accel, 60, "dropping.py", &["ask", &port.to_string(), "1"]);
+        e2e::python(&host, Accel, 60, "dropped/dropping.py", &["ask", &port.to_string(), "1"]);
     }
     host.snapshot().since(&before)
 }
@@ -102,7 +103,7 @@ fn sessions_that_are_handed_over_go_on_in_the_kernel() {
     assert!(stock_mode() || delta.get("path_switch") >= 8, "{delta}");
 }
 
-/// A process that can become root again has given up nothing.
+/// A process that can become root again has given up nothing, so it stays in its group.
 #[test]
 fn acting_as_another_user_for_a_moment_costs_nothing() {
     let delta = serves("toggle", 10);
@@ -110,7 +111,8 @@ fn acting_as_another_user_for_a_moment_costs_nothing() {
     assert_eq!(delta.get("path_switch"), 0, "{delta}");
 }
 
-/// The kernel gives each connection to one of them; nobody waits for one who will not come.
+/// The kernel gives each connection to one of the workers. No connection may wait for a worker
+/// that does not accept it.
 #[test]
 fn workers_with_different_rights_share_no_memory() {
     for how in ["served", "mixed"] {

@@ -1,30 +1,32 @@
-//! `fastsocket explain` names the reason, and so does `fastsocket stat`.
+//! `fastsocket explain` and `fastsocket stat` must name the reason why a program is not
+//! accelerated.
 
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Chain, Receive};
-use fsocket_testkit::{artifacts, find_program, need_hosts, net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, helper, need_hosts, net, stock_mode, Host, Proc, PYTHON};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// A user without a name.
+/// A user that has no name on this machine.
 const ALICE: u32 = 54321;
 
-/// Exit status, and what was said of the first process.
+/// Runs `explain`. Returns its exit status, and its answer about the first process.
 #[track_caller]
 fn explain(host: &Host, target: impl ToString) -> (Option<i32>, Value) {
     let mut command = Command::new(artifacts::cli());
-    // It must ask the monitor of the process, not one of its own.
+    // `explain` must find the monitor of the process, not the one of its own environment.
     command.env_remove("FASTSOCKET_SOCKET").args(["explain", "--json", &target.to_string()]);
     let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(60));
     let said: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"));
     (done.code, said[0].clone())
 }
 
-/// What `stat` says of processes that use the kernel. It asks the monitor that the process was to use.
+/// The part of `stat` about processes that use the kernel. Asks the monitor that the process was
+/// started to use.
 #[track_caller]
 fn stat(host: &Host, process: &Proc) -> Vec<Value> {
     let environ = std::fs::read(format!("/proc/{}/environ", process.pid())).unwrap_or_default();
@@ -37,7 +39,7 @@ fn stat(host: &Host, process: &Proc) -> Vec<Value> {
     said["kernel"].as_array().unwrap_or_else(|| panic!("{said:#}")).clone()
 }
 
-/// The process is not accelerated, and this is the first reason.
+/// Asserts that the process is not accelerated, and that `reason` comes first.
 #[track_caller]
 fn because(host: &Host, process: &Proc, reason: &str, text: &str) {
     explained(host, process, reason, text);
@@ -46,7 +48,8 @@ fn because(host: &Host, process: &Proc, reason: &str, text: &str) {
     assert!(rows.iter().filter(its).any(|row| row["reason"] == reason), "{reason} of {}: {rows:#?}", process.pid());
 }
 
-/// The same of a process that was not to be accelerated; `stat` names it as the other end of `other`.
+/// The same for a process that was not started to be accelerated; `stat` must name it as the other
+/// end of `other`.
 #[track_caller]
 fn because_peer(host: &Host, process: &Proc, other: &Proc, reason: &str, text: &str) {
     explained(host, process, reason, text);
@@ -76,7 +79,7 @@ fn state(host: &Host, target: impl ToString, state: &str) -> Value {
 /// A client whose connection stays open.
 #[track_caller]
 fn held(host: &Host, mut command: Command, address: &str, port: u16) -> Proc {
-    let path = script("apps/held.py");
+    let path = helper("held.py");
     command.arg(path).args([address, &port.to_string()]);
     let mut client = Proc::spawn(host.logs(), "held", command);
     client.wait_stdout("ok", Duration::from_secs(60));
@@ -96,7 +99,7 @@ fn sleeper(host: &Host, name: &str, flags: &[&str]) -> std::path::PathBuf {
     native::build(host, name, &["sleeper.c"], flags)
 }
 
-/// It is running its program, not any more ours.
+/// Waits until the process has executed its program.
 #[track_caller]
 fn started(host: &Host, name: &str, mut command: Command) -> Proc {
     command.env_remove("PYTHONUNBUFFERED");
@@ -130,13 +133,14 @@ fn accelerated_and_ready() {
     }
 }
 
-/// As nginx and redis do for their titles. Its private monitor is found by what it knows.
+/// As nginx and redis do for their titles. `explain` must find the private monitor by its
+/// knowledge of the process.
 #[test]
 fn a_program_that_has_written_over_its_environment() {
     not_in_stock_mode!();
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
-    let path = script("apps/held.py").display().to_string();
+    let path = helper("held.py").display().to_string();
     let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "titled"]);
     client.wait_stdout("ok", Duration::from_secs(60));
     let environ = std::fs::read(format!("/proc/{}/environ", client.pid())).expect("its environment");
@@ -145,13 +149,13 @@ fn a_program_that_has_written_over_its_environment() {
     assert_eq!((&said["registered"], &said["monitor"]["kind"]), (&true.into(), &"private".into()), "{said:#}");
 }
 
-/// Its connections began over shared memory, and none stayed there.
+/// The connections of this program began over shared memory, but all of them left it.
 #[test]
 fn what_leaves_at_once_is_not_accelerated() {
     not_in_stock_mode!();
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
-    let path = script("apps/held.py").display().to_string();
+    let path = helper("held.py").display().to_string();
     let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "save_syn"]);
     client.wait_stdout("ok", Duration::from_secs(60));
     let said = state(&host, client.pid(), "kernel");
@@ -159,7 +163,8 @@ fn what_leaves_at_once_is_not_accelerated() {
     assert_eq!(said["counters"]["connect_shm"], 1, "{said:#}");
 }
 
-/// Connections that wait at a listener are counted in both of its queues.
+/// Waiting connections must be counted in both queues of a listener: that of the library and that
+/// of the kernel.
 #[test]
 fn what_waits_at_a_listener_is_said() {
     not_in_stock_mode!();
@@ -171,7 +176,7 @@ fn what_waits_at_a_listener_is_said() {
     let connects = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print('ok', flush=True); time.sleep(600)";
     let mut client = host.start(Accel, "connects", PYTHON, &["-c", connects, &port.to_string()]);
     client.wait_stdout("ok", Duration::from_secs(60));
-    // In our queue, and a second later in the kernel's.
+    // The connection waits first in the library's queue, and after a second in the kernel's.
     let before = host.snapshot();
     for moved in [false, true] {
         if moved {
@@ -223,7 +228,7 @@ fn programs_that_load_no_library() {
     let is_static = sleeper(&host, "static", &["-static"]);
     because(&host, &started(&host, "static", host.command(Accel, is_static)), "static", "statically linked");
 
-    // (The loader of this machine, under a name that the command does not know.)
+    // A copy of this machine's loader, under a name that the command does not know.
     let loader = host.path().join("ld-other.so.1");
     std::fs::copy(native::loader(), &loader).expect("a loader");
     let other = sleeper(&host, "other", &[&format!("-Wl,--dynamic-linker={}", loader.display())]);
@@ -273,7 +278,7 @@ fn go() {
         return eprintln!("SKIPPED: gofmt is not installed (make programs)");
     };
     let host = Host::new();
-    // It waits for its input.
+    // The program waits for input, so it keeps running.
     let mut command = host.command(Accel, "/bin/sh");
     command.args(["-ec", "mkfifo wait; echo ok; exec \"$0\" 0<>wait"]).arg(gofmt);
     let process = started(&host, "gofmt", command);
@@ -284,14 +289,14 @@ fn go() {
     because(&host, &process, "go", "Go program");
 }
 
-/// The filter was there before the program: the library cannot know of it.
+/// The filter was installed before the program started, so the library cannot know of it.
 #[test]
 fn a_filter_of_system_calls() {
     not_in_stock_mode!();
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
     let mut command = host.command(Stock, PYTHON);
-    command.arg(script("apps/no_unix.py")).arg("env");
+    command.arg(helper("explain/no_unix.py")).arg("env");
     command.arg(format!("LD_PRELOAD={}", artifacts::library().display()));
     command.arg(format!("FASTSOCKET_SOCKET={}", host.socket().display())).arg(PYTHON);
     because(&host, &held(&host, command, "127.0.0.1", port), "seccomp", "filter of system calls");
@@ -311,7 +316,7 @@ fn no_monitor_another_version_and_switched_off() {
     because(&host, &with("FASTSOCKET_DISABLE", "shm"), "disabled", "switched off");
 
     let socket = host.path().join("other.sock").display().to_string();
-    let other = script("apps/other_version.py").display().to_string();
+    let other = helper("other_version.py").display().to_string();
     let mut other = host.start(Stock, "other", PYTHON, &[&other, &socket]);
     other.wait_stdout("ok", Duration::from_secs(60));
     because(&host, &with("FASTSOCKET_SOCKET", &socket), "mismatch", "another version");

@@ -1,4 +1,4 @@
-//! The built library exports the table of hooks: nothing leaks, nothing lacks.
+//! The library must export exactly the functions of the table of hooks.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,7 +10,7 @@ fn exported_symbols_are_the_table_of_hooks() {
     let out = Command::new(nm).args(["-D", "--defined-only", "--format=posix"]).arg(&library).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let text = String::from_utf8(out.stdout).unwrap();
-    // A symbol's version, if any, is behind an @.
+    // In the output of nm, a version may follow the name after an @.
     let name = |line: &str| line.split([' ', '@']).next().unwrap_or_default().to_owned();
     let exported: BTreeSet<String> = text.lines().map(name).collect();
     let table: BTreeSet<String> = fsocket_hooktable::hooks().map(|h| h.name.to_owned()).collect();
@@ -23,8 +23,8 @@ fn exported_symbols_are_the_table_of_hooks() {
     );
 }
 
-/// Between CPUs that are far from each other a send is as long as its stores: a register saved was 5 %
-/// of it, and no test of what it does can see that (docs/performance.md).
+/// Between distant CPUs, a send takes as long as its stores. Saving a single register cost 5 %,
+/// which no test of behaviour can see (docs/performance.md).
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn small_sends_save_no_register() {
@@ -44,8 +44,9 @@ fn small_sends_save_no_register() {
     }
 }
 
-/// The newest glibc whose symbols are needed (2.x). The library is loaded into programs of older containers, too;
-/// what is linked as a program on glibc 2.34 or later needs that by its start (docs/limits.md).
+/// The newest version of glibc (2.x) whose symbols the files need. The library must also load into
+/// programs of older containers. Programs that are linked on glibc 2.34 or later need that version
+/// for their start-up code (docs/limits.md).
 #[test]
 fn symbols_are_of_old_glibc() {
     use fsocket_testkit::artifacts;
@@ -64,8 +65,9 @@ fn symbols_are_of_old_glibc() {
     }
 }
 
-/// A fork copies no page tables of program code, and the kernel maps 64 KiB of it at a fault: the code of a child that
-/// serves one connection lies in one such stretch (crates/preload/layout.ld). The names in there still match something.
+/// A fork copies no page tables of program code, and at a page fault the kernel maps 64 KiB of
+/// code. So the functions that a child needs for one connection must be in one such stretch
+/// (crates/preload/layout.ld). The names in that file must still match functions.
 #[test]
 fn code_of_forked_children_lies_in_one_stretch() {
     let readelf = fsocket_testkit::need!("readelf");
@@ -83,7 +85,7 @@ fn code_of_forked_children_lies_in_one_stretch() {
     assert!(code.1 - code.0 > 0x8000, "{code:x?}: names in layout.ld match nothing");
 }
 
-/// Is `name` what a linker script calls `pattern`? (Of its wildcards only `*` is used.)
+/// Whether the linker would match `name` with `pattern`. The only wildcard supported here is `*`.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
@@ -96,8 +98,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     rest.is_empty() || pattern.ends_with('*') || !last.is_empty() && name.ends_with(last)
 }
 
-/// Functions are named in layout.ld as the compiler mangles them. One that is renamed, moved or inlined would silently
-/// lie elsewhere, and forks would be slower by page faults.
+/// layout.ld names functions by their mangled names. If a function were renamed, moved or inlined,
+/// it would silently get another place, and page faults would make forks slower.
 #[test]
 fn each_name_in_the_layout_matches_a_function() {
     if fsocket_testkit::artifacts::dir().ends_with("quick") {
@@ -114,7 +116,7 @@ fn each_name_in_the_layout_matches_a_function() {
         Some(address..address + size)
     };
     let here = [section(".text.fsocket").expect(&text), section(".data.fsocket").expect(&text)];
-    // Number, address, size, type, binding, visibility, section, name.
+    // The columns are: number, address, size, type, binding, visibility, section, name.
     let symbol = |line: &str| {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let (address, name) = (hex(words.get(1)?)?, words.get(7)?.clone());
@@ -143,8 +145,9 @@ fn wildcards_match_as_in_a_linker_script() {
     assert!(!matches("*5hooks5write*", name) && !matches("read", name) && !matches("_ZN*7unusual", name));
 }
 
-/// Data of the library counts for every program that loads it: for RLIMIT_DATA, for what `mlockall` locks, for its core
-/// files. Large tables are made when they are used (`fsocket_runtime::pieces`).
+/// The library's data counts in every program that loads it: for RLIMIT_DATA, for memory that
+/// `mlockall` locks, and in core files. So large tables must be allocated at first use
+/// (`fsocket_runtime::pieces`).
 #[test]
 fn data_is_small() {
     let readelf = fsocket_testkit::need!("readelf");
@@ -159,8 +162,9 @@ fn data_is_small() {
     assert!(!sizes.is_empty() && sizes.iter().sum::<usize>() < 256 << 10, "{sizes:?}\n{text}");
 }
 
-/// Names that the library takes from others, and why a program or another preloaded library may well define them.
-/// For itself it makes system calls, and has copies, comparisons and the clock of its own (`memory.rs`, `vdso.rs`).
+/// Names that the library imports, and why it does no harm if a program or another preloaded
+/// library defines them. Most functions are not imported: the library makes system calls itself,
+/// and has its own copies, comparisons and clock (`memory.rs`, `vdso.rs`).
 const TAKEN: &[(&str, &[&str])] = &[
     (
         "the standard library, only when the library has panicked",

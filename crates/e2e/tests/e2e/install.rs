@@ -1,19 +1,19 @@
-//! What `make install` puts in place: files that find each other, a unit that systemd understands, and
-//! a monitor that does its work with the capabilities which that unit leaves it.
+//! Checks what `make install` installs: programs that find each other, a unit that systemd
+//! accepts, and a monitor that works with the capabilities of that unit.
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{artifacts, find_program, script, stock_mode, workspace, Finished, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, helper, stock_mode, workspace, Finished, Host, Proc, PYTHON};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Users without a name.
+/// Users that have no name on this machine.
 const ALICE: u32 = 54321;
 const BOB: u32 = 54322;
-/// Capabilities by number, as systemd spells them.
+/// Capabilities by number, with their names in systemd.
 const CAPABILITIES: [(i32, &str); 8] = [
     (5, "CAP_KILL"),
     (6, "CAP_SETGID"),
@@ -30,7 +30,7 @@ fn run(host: &Host, name: &str, command: Command) -> Finished {
     Proc::spawn(host.logs(), name, command).finish(Duration::from_secs(60))
 }
 
-/// `install.sh` with a root of this host's.
+/// Runs `install.sh` with a root directory below this host's directory.
 #[track_caller]
 fn make(host: &Host, what: &str, pages: &Path, agent: &Path) -> PathBuf {
     let root = host.path().join("root");
@@ -47,7 +47,7 @@ fn files(root: &Path) -> Vec<PathBuf> {
     String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect()
 }
 
-/// The unit, with its program where it is built.
+/// The text of the unit, with the path of the monitor replaced by the one of this build.
 fn unit() -> String {
     let text = std::fs::read_to_string(workspace().join("packaging/fastsocketd.service")).expect("unit");
     text.replace("/usr/sbin/fastsocketd", &artifacts::monitor().display().to_string())
@@ -67,7 +67,7 @@ fn what_is_installed_works_and_goes_again() {
     assert!(page.contains("Exit status") && page.contains("FASTSOCKET_SOCKET"), "{page}");
     host.file("pages/fastsocketd.8", "");
 
-    // One with RDMA is there only if somebody has built it.
+    // An agent with RDMA is installed only if it has been built.
     let root = make(&host, "install", &pages, Path::new("/nonexistent"));
     let agent =
         [root.join("opt/fs/sbin/fastsocket-agent"), root.join("opt/fs/lib/systemd/system/fastsocket-agent.service")];
@@ -89,7 +89,7 @@ fn what_is_installed_works_and_goes_again() {
     check.arg("--check").arg("--config").arg(root.join("etc/fastsocket/fastsocketd.toml"));
     run(&host, "check", check).success();
 
-    // Units that were enabled are not left with a library that is gone.
+    // If the package is removed, enabled units must not keep pointing to the missing library.
     let mut enable = Command::new(&installed);
     std::fs::create_dir_all(root.join("usr/lib/systemd/system")).expect("directory");
     let nginx = host.file("root/usr/lib/systemd/system/nginx.service", "[Service]\n");
@@ -115,13 +115,14 @@ fn systemd_understands_the_unit() {
     assert_eq!(done.stdout + &done.stderr, "");
 }
 
-/// Drops capabilities as systemd does before it starts the program.
+/// Drops capabilities before the program starts, as systemd does.
 fn bound(command: &mut Command) {
     let unit = unit();
     let line = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).expect("a bounding set").to_owned();
     let number = |name: &str| CAPABILITIES.iter().find(|(_, n)| *n == name).unwrap_or_else(|| panic!("{name}")).0;
     let kept: Vec<i32> = line.split_whitespace().map(number).collect();
-    // SAFETY: plain system calls between fork and exec; the list was made before.
+    // SAFETY: between fork and exec the closure makes system calls only; it does not allocate,
+    // because the list was made before.
     unsafe {
         command.pre_exec(move || {
             for capability in (0..64).filter(|c| !kept.contains(c)) {
@@ -133,11 +134,11 @@ fn bound(command: &mut Command) {
     };
 }
 
-/// Two users meet, a connection goes over to the kernel (the broker makes sockets for it), and the
-/// service manager hears that the monitor is ready.
+/// Two users share memory, a connection moves to the kernel (the broker makes its sockets), and
+/// the monitor tells the service manager that it is ready.
 #[test]
 fn the_capabilities_of_the_unit_are_enough() {
-    // SAFETY: a plain system call.
+    // SAFETY: `geteuid` takes no arguments.
     if stock_mode() || unsafe { libc::geteuid() } != 0 {
         return eprintln!("SKIPPED: needs root, and the library");
     }
@@ -145,7 +146,9 @@ fn the_capabilities_of_the_unit_are_enough() {
     let manager = directory.path().join("notify");
     let heard = UnixDatagram::bind(&manager).expect("socket");
     heard.set_read_timeout(Some(Duration::from_secs(10))).expect("limit");
-    let mut host = Host::for_all_users_with(&format!("share = [[{ALICE}, {BOB}]]"), |command| {
+    // With a rule in its settings, the monitor also reads the host's policies.
+    let settings = format!("share = [[{ALICE}, {BOB}]]\n[[rule]]\naction = \"deny\"\nport = 1\n");
+    let mut host = Host::for_all_users_with(&settings, |command| {
         command.env("NOTIFY_SOCKET", &manager);
         bound(command);
     });
@@ -155,7 +158,7 @@ fn the_capabilities_of_the_unit_are_enough() {
     let line = host.monitor().expect("running").stderr();
     assert!(line.lines().count() == 1 && line.contains("net_admin perfmon bpf"), "{line}");
 
-    let path = script("apps/process_ways.py").display().to_string();
+    let path = helper("process_ways.py").display().to_string();
     let as_user = |user: u32, verb: &str, port: u16| {
         let mut command = host.command(Accel, PYTHON);
         command.args([&path, verb, &port.to_string()]).uid(user).gid(user);
@@ -173,14 +176,15 @@ fn the_capabilities_of_the_unit_are_enough() {
     let delta = host.snapshot().since(&before);
     assert!(delta.get("connect_shm") > 0 && delta.get("path_switch") > 0, "{delta}");
     assert_eq!(delta.get("fallback.switch"), 0, "{delta}");
+    assert_eq!(delta.get("fallback.kernel_first"), 0, "it cannot look: {delta}");
 
-    // Local listen sockets of workers take a BPF program.
+    // For a worker's local listen socket the monitor must load a BPF program.
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
     e2e::python(&host, Accel, 60, "echo_client.py", &["seq", &port.to_string(), "--connections", "3"]);
 
-    // The broker may end its front, which is another user's process by then.
+    // The broker must be able to end its front, which runs as another user by then.
     let monitor = host.monitor().expect("running");
-    // SAFETY: a plain system call on a child of ours.
+    // SAFETY: `kill` takes no pointers, and the process is a child of this one.
     unsafe { libc::kill(monitor.pid() as libc::pid_t, libc::SIGTERM) };
     fsocket_testkit::net::wait_until(Duration::from_secs(60), || !monitor.running()).expect("it ends");
     assert_eq!(monitor.stderr().lines().count(), 1, "{}", monitor.stderr());

@@ -1,6 +1,6 @@
-//! Many CPUs: as many receiving queues, as many workers, and each connection's
-//! packets where its worker is. Run by `make test-manycore` in an emulated
-//! machine; here it would only show what one or two CPUs can.
+//! Many CPUs, with as many receive queues and workers: each connection's packets must arrive where
+//! its worker is. Run by `make test-manycore` in an emulated machine, because one or two CPUs
+//! would show little.
 
 use fsocket_testkit::load::{Load, Plan};
 use fsocket_testkit::netns::{Chain, Receive};
@@ -11,12 +11,12 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A connection lands on a CPU by a hash: with 24 for each, one CPU gets none
-/// in one of 10^9 runs.
+/// Connections are spread over CPUs by a hash. With 24 connections per CPU, some CPU gets none in
+/// one of 10^9 runs.
 const EACH: u64 = 24;
 
-/// What the demo server counted when each of `cpus` workers, each on its CPU,
-/// served connections that were received on all CPUs alike.
+/// Runs the demo server with `cpus` pinned workers, and connections that arrive on all CPUs alike.
+/// Returns the server's counts.
 fn serve(way: Way, cpus: usize) -> Value {
     let chain = Chain::new(cpus, &Receive::Threads((0..cpus).collect())).expect("hosts");
     serve_on(&chain, &Host::on(&chain.middle), way, cpus, &[])
@@ -29,7 +29,8 @@ fn serve_on(chain: &Chain, host: &Host, way: Way, cpus: usize, more: &[&str]) ->
     if way.is_ours() {
         servers::wait_zones(host, cpus as u64);
     }
-    // Emulated CPUs are slow, and a flood would only fill queues.
+    // Few connections at a time, because emulated CPUs are slow and a flood would only fill
+    // queues.
     let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
     plan.timeout = Duration::from_secs(60);
     let requests = EACH * cpus as u64 / plan.concurrency as u64;
@@ -50,13 +51,13 @@ fn number(values: &Value, name: &str) -> u64 {
 fn many_cpus() -> usize {
     let cpus = std::thread::available_parallelism().expect("CPUs").get();
     assert!(cpus >= 4, "{cpus} CPUs are not many: run this with `make test-manycore`");
-    // Not from wherever a pinned caller was.
+    // Use all CPUs, even if the caller was pinned to one.
     process::set_affinity(0, &(0..cpus).collect::<Vec<_>>()).expect("affinity");
     cpus
 }
 
-/// Every CPU receives, every worker serves, and the kernel's hash sends the
-/// connections to any worker but the receiving CPU's: what there is to win.
+/// Every CPU receives and every worker serves. But the kernel's hash ignores the receiving CPU, so
+/// most connections are not local. This shows what zones can improve.
 #[test]
 #[ignore = "needs many CPUs: make test-manycore"]
 fn stock_reuseport_spreads_connections_but_not_by_cpu() {
@@ -69,7 +70,7 @@ fn stock_reuseport_spreads_connections_but_not_by_cpu() {
     }
     let (local, all) = (number(&counted["total"], "passive_local"), number(&counted["total"], "passive"));
     println!("{cpus} CPUs, stock SO_REUSEPORT: {local} of {all} connections local");
-    // 1 in `cpus` by chance; half would be no chance.
+    // By chance, one in `cpus` connections is local. A half would not be chance.
     assert!(local > 0 && local < all / 2, "{local} of {all} connections are local: {counted}");
 }
 
@@ -94,8 +95,8 @@ fn steer(host: &Host, args: &[&str]) -> Finished {
     Proc::spawn(host.logs(), "steer", command).finish(Duration::from_secs(60)).success()
 }
 
-/// Every connection that a worker opens to the backend host is handled on the CPU that opened
-/// it, by slices or, before kernel 6.3, by the table, while those that it accepts are local, too.
+/// The CPU that opened a connection to the backend host must handle its packets: by slices or,
+/// before kernel 6.3, by the table. Connections that a worker accepts must be local, too.
 #[test]
 #[ignore = "needs many CPUs: make test-manycore"]
 fn steering_brings_every_connection_to_the_cpu_that_opened_it() {
@@ -119,7 +120,7 @@ fn steering_brings_every_connection_to_the_cpu_that_opened_it() {
         assert_eq!(of("passive_local"), of("passive"), "accepted ones, {policy}: {counted}");
         (of("active_local"), of("active"))
     };
-    // The same without: what there is to win.
+    // Without steering, most connections are not local: this shows what steering can improve.
     let (local, all) = serve("not steered");
     assert!(local < all / 2, "{local} of {all} opened connections are local");
     for policy in ["rfd", "connect-cpu"] {
@@ -137,7 +138,7 @@ fn steering_brings_every_connection_to_the_cpu_that_opened_it() {
     }
 }
 
-/// A worker stands still: what is received on its CPU is served by the others.
+/// One worker is stopped. The others must serve the connections that arrive on its CPU.
 #[test]
 #[ignore = "needs many CPUs: make test-manycore"]
 fn others_serve_what_comes_to_a_worker_that_stands_still() {
@@ -150,13 +151,13 @@ fn others_serve_what_comes_to_a_worker_that_stands_still() {
     let before = host.snapshot();
     let workers = children(server.pid());
     assert_eq!(workers.len(), cpus, "workers");
-    // SAFETY: no memory is involved.
+    // SAFETY: `kill` takes no pointers.
     assert_eq!(unsafe { libc::kill(workers[cpus / 2], libc::SIGSTOP) }, 0);
     let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
     plan.timeout = Duration::from_secs(60);
     let requests = EACH * cpus as u64 / plan.concurrency as u64;
     let outcome = Load::start(&plan, Some(&chain.client), Some(requests)).finish();
-    // SAFETY: no memory is involved.
+    // SAFETY: `kill` takes no pointers.
     unsafe { libc::kill(workers[cpus / 2], libc::SIGCONT) };
     assert_eq!(outcome.failures(), 0, "{outcome:?}");
     let delta = host.snapshot().since(&before);

@@ -104,7 +104,7 @@ fn reload_under_load_fails_no_request() {
         now.len() == 2 && now.iter().all(|pid| !first_workers.contains(pid))
     })
     .expect("the first workers are gone, two new ones are there");
-    // And the new workers serve.
+    // The new workers serve, too.
     e2e::curl_compare(&host, Accel, &format!("http://127.0.0.1:{port}/65536"), &www(&host, "65536"), &[]);
 }
 
@@ -131,8 +131,8 @@ fn haproxy_in_front_of_nginx() {
     }
     let url = format!("http://127.0.0.1:{port}/1000");
     e2e::ab_anew_and_kept(&host, Accel, &ab, &url, 1000);
-    // Both legs: from the clients to haproxy, and from haproxy to nginx. It gives up the right to new
-    // privileges, so that of its connections one in 2 s is the kernel's, of each of its threads at most.
+    // Both connections of a request count: client to haproxy, and haproxy to nginx. haproxy sets
+    // no_new_privs, so each of its threads may make one connection in 2 s over the kernel.
     let most = 2 * (1 + began.elapsed().as_secs() as i128 / 5);
     host.snapshot().since(&before).assert_shm_but_first(2014 + 4, most);
 }

@@ -2,7 +2,7 @@
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{need, net, script, Host, Proc};
+use fsocket_testkit::{helper, need, net, Host, Proc};
 
 fn server(host: &Host, side: Side) -> (Proc, u16) {
     // Two ports next to each other.
@@ -13,7 +13,7 @@ fn server(host: &Host, side: Side) -> (Proc, u16) {
         }
     };
     let node = fsocket_testkit::find_program("node").expect("node");
-    let path = script("apps/echo_server.js").display().to_string();
+    let path = helper("echo_server.js").display().to_string();
     let mut server = host.server(side, "node-server", port, node, &[&path, &port.to_string()]);
     server.wait_stdout("listening", std::time::Duration::from_secs(60));
     (server, port)
@@ -21,7 +21,7 @@ fn server(host: &Host, side: Side) -> (Proc, u16) {
 
 fn client(host: &Host, side: Side, port: u16, extra: &[&str]) {
     let node = fsocket_testkit::find_program("node").expect("node");
-    let path = script("apps/echo_client.js").display().to_string();
+    let path = helper("echo_client.js").display().to_string();
     let port = port.to_string();
     let mut args = vec![path.as_str(), &port, "8", "1000000"];
     args.extend_from_slice(extra);

@@ -1,9 +1,10 @@
-//! `fastsocket off` and `on`: under load, asleep, not looking, and asked for what is not there.
+//! `fastsocket off` and `on`: under load, with sleeping programs, with programs that make no
+//! calls, and with bad arguments.
 
 use fsocket_e2e::zones::Start;
 use fsocket_e2e::{self as e2e, need_two_cpus};
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{artifacts, need, net, script, stock_mode, Finished, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, helper, need, net, stock_mode, Finished, Host, Proc, PYTHON};
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -23,7 +24,7 @@ fn json(host: &Host, args: &[&str]) -> (Option<i32>, Value) {
     (done.code, serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}")))
 }
 
-/// Ends over shared memory that this process has.
+/// Number of connection ends over shared memory that this process has.
 fn over_shm(host: &Host, pid: u32) -> usize {
     let report = host.snapshot().report.expect("a report");
     report.connections.iter().filter(|c| c.pids.contains(&pid)).count()
@@ -37,7 +38,7 @@ macro_rules! not_in_stock_mode {
     };
 }
 
-/// Off and on at either end while every byte is compared.
+/// Switches either end off and on again while the load compares every byte.
 #[test]
 fn redis_under_load_loses_nothing() {
     not_in_stock_mode!();
@@ -45,7 +46,7 @@ fn redis_under_load_loses_nothing() {
     const CONNECTIONS: usize = 6;
     let host = Host::new();
     let (redis, port) = e2e::redis(&host, Accel);
-    let path = script("apps/off_load.py").display().to_string();
+    let path = helper("off/off_load.py").display().to_string();
     let load = [path.as_str(), &port.to_string(), &CONNECTIONS.to_string()];
     let mut client = host.start(Accel, "load", PYTHON, &load);
     client.wait_stdout("started", LIMIT);
@@ -53,7 +54,7 @@ fn redis_under_load_loses_nothing() {
     let before = host.snapshot();
     for (turn, end) in [&redis, &client].into_iter().enumerate() {
         let pid = end.pid().to_string();
-        // (On a busy machine a second is not enough for six.)
+        // On a busy machine six connections may need more than the second that `off` waits.
         let (mut code, said) = json(&host, &["off", &pid]);
         let known = said["moved"].as_u64().zip(said["left"].as_u64()).map(|(moved, left)| moved + left);
         assert_eq!(known, Some(CONNECTIONS as u64), "{said:#}");
@@ -61,10 +62,10 @@ fn redis_under_load_loses_nothing() {
             code = json(&host, &["off", &pid]).0;
         }
         assert_eq!(code, Some(0));
-        // (The other side follows when it next looks.)
+        // The other end follows at its next call.
         let all = || over_shm(&host, redis.pid()) + over_shm(&host, client.pid());
         net::wait_until(LIMIT, || all() == 0).expect("all are the kernel's");
-        // A new connection, at the side that is off and at the other one.
+        // Make a new connection, once from each side.
         let ping = host.snapshot();
         e2e::python(&host, Accel, 60, "redis_mixed.py", &[&port.to_string()]);
         let ping = host.snapshot().since(&ping);
@@ -79,7 +80,7 @@ fn redis_under_load_loses_nothing() {
         assert!(cli(&host, &["stat"]).success().stdout.contains("(off)"));
         let (code, said) = json(&host, &["on", &pid]);
         assert_eq!((code, &said["off"]), (Some(0), &false.into()), "{said:#}");
-        // (A connection comes back once: its addresses are in use from then on.)
+        // A connection returns only once, because its addresses are in use from then on.
         let expected = if turn == 0 { CONNECTIONS } else { 0 };
         let back = net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == expected);
         assert!(back.is_ok(), "{}", host.snapshot().since(&before));
@@ -97,17 +98,19 @@ fn redis_under_load_loses_nothing() {
     assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
-/// Ends that sleep on a futex, in `epoll_wait` and in `accept`, and a client that looks at nothing for a while.
+/// Ends that sleep on a futex, in `epoll_wait` and in `accept` must be woken. A client that makes
+/// no call must be counted as left.
 #[test]
 fn sleepers_are_woken_and_who_does_not_look_is_counted() {
     not_in_stock_mode!();
     let host = Host::new();
     for kind in ["threaded", "epoll"] {
         let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
-        // (The monitor reads the host's policy for the first: on a busy machine that one is the kernel's.)
+        // Before the first connection, the monitor reads the host's policy. On a busy machine that
+        // connection uses the kernel, so make one here.
         let args = ["seq", &port.to_string(), "--connections", "1", "--bytes", "9"];
         e2e::python(&host, Accel, 60, "echo_client.py", &args);
-        let path = script("apps/held.py").display().to_string();
+        let path = helper("held.py").display().to_string();
         let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
         client.wait_stdout("ok", LIMIT);
         let before = host.snapshot();
@@ -119,7 +122,7 @@ fn sleepers_are_woken_and_who_does_not_look_is_counted() {
         let delta = host.snapshot().since(&before);
         assert!(delta.get("connect_shm") == 0 && delta.get("fallback.policy") == 3, "{kind}: {delta}");
         assert_eq!(json(&host, &["on", &server.pid().to_string()]).0, Some(0));
-        // It sleeps in the kernel: nothing of ours is called.
+        // The client sleeps in the kernel, outside of all calls of the library.
         let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
         client.wait_stdout("ok", LIMIT);
         let done = cli(&host, &["off", &client.pid().to_string()]);
@@ -129,7 +132,7 @@ fn sleepers_are_woken_and_who_does_not_look_is_counted() {
     }
 }
 
-/// A clear message and status 2; nothing changes.
+/// The command must print a clear message and end with status 2, and nothing may change.
 #[test]
 fn bad_targets() {
     not_in_stock_mode!();
@@ -148,7 +151,7 @@ fn bad_targets() {
     host.snapshot().since(&before).assert_shm(3);
 }
 
-/// What the configuration says of a program: of others nothing changes.
+/// The configuration switches off one program; others must not change.
 #[test]
 fn programs_are_configured() {
     not_in_stock_mode!();
@@ -172,7 +175,7 @@ fn programs_are_configured() {
     assert!(delta.get("connect_shm") == 0 && delta.get("fallback.policy") > 0, "{delta}");
     let said = rule(redis.pid());
     assert_eq!((&said["rule"], &said["reasons"][0]["reason"]), (&place(1), &"off".into()), "{said:#}");
-    // The operator has the last word.
+    // A command of the operator has precedence over the configuration.
     assert_eq!(json(&host, &["on", &redis.pid().to_string()]).0, Some(0));
     let before = host.snapshot();
     ask();
@@ -194,7 +197,7 @@ fn programs_are_configured() {
     assert!(delta.get("spin_hits") == 0 && delta.get("spin_misses") == 0, "{delta}");
 }
 
-/// Payloads of the packets in a file of `fastsocket capture`, one behind the other.
+/// The payloads of the packets in a file of `fastsocket capture`, concatenated.
 #[track_caller]
 fn captured(file: &std::path::Path) -> Vec<u8> {
     let bytes = std::fs::read(file).expect("the file");
@@ -210,18 +213,18 @@ fn captured(file: &std::path::Path) -> Vec<u8> {
     all
 }
 
-/// Its bytes are in the file, and its connections are back in shared memory.
+/// The file must have the program's bytes, and its connections must return to shared memory.
 #[test]
 fn a_program_is_captured() {
     not_in_stock_mode!();
-    // SAFETY: no argument.
+    // SAFETY: `geteuid` takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("SKIPPED: a packet socket needs root");
     }
     need!("redis-server");
     let host = Host::new();
     let (redis, port) = e2e::redis(&host, Accel);
-    let path = script("apps/off_load.py").display().to_string();
+    let path = helper("off/off_load.py").display().to_string();
     let mut client = host.start(Accel, "load", PYTHON, &[&path, &port.to_string(), "2"]);
     client.wait_stdout("started", LIMIT);
     net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == 2).expect("they begin in shared memory");
@@ -239,7 +242,7 @@ fn a_program_is_captured() {
     client.finish(LIMIT).success();
     let delta = host.snapshot().since(&before);
     assert!(delta.get("path_switch") >= 4 && delta.get("path_upgrade") == 4, "{delta}");
-    // Nothing is written, and nothing changes, where it cannot be.
+    // If the capture is impossible, nothing may be written or changed.
     for (args, code, why) in [
         (["capture", "1", "-w", name.as_str()], 2, "process 1: no such process"),
         (["capture", &pid, "-w", "/nowhere/x"], 1, "/nowhere/x"),
@@ -251,14 +254,14 @@ fn a_program_is_captured() {
     assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
 }
 
-/// A control group of the second version, as a service manager makes one for a unit.
+/// A control group of version 2, as a service manager makes one for a unit.
 struct Unit {
     root: std::path::PathBuf,
     name: &'static str,
 }
 
 impl Unit {
-    /// None: it cannot be mounted here.
+    /// `None`: the file system of control groups cannot be mounted here.
     fn make(host: &Host, name: &'static str) -> Option<Unit> {
         let unit = Unit { root: host.path().join("cgroup"), name };
         std::fs::create_dir(&unit.root).expect("a directory");
@@ -268,7 +271,7 @@ impl Unit {
     }
 
     fn path(&self) -> std::path::PathBuf {
-        self.root.join("off-test.slice").join(self.name)
+        self.root.join("fastsocket_off.slice").join(self.name)
     }
 
     #[track_caller]
@@ -279,19 +282,19 @@ impl Unit {
 
 impl Drop for Unit {
     fn drop(&mut self) {
-        // (The last process may take a moment.)
+        // The last process may need a moment to leave the group.
         let _ = net::wait_until(LIMIT, || std::fs::remove_dir(self.path()).is_ok());
-        let _ = std::fs::remove_dir(self.root.join("off-test.slice"));
+        let _ = std::fs::remove_dir(self.root.join("fastsocket_off.slice"));
         let _ = Command::new("umount").arg("-l").arg(&self.root).status();
     }
 }
 
-/// By its unit: what runs in it, and what is started in it later.
+/// `off` for a unit must cover its running processes, and those that start there later.
 #[test]
 fn a_unit_is_switched_off() {
     not_in_stock_mode!();
     let host = Host::new();
-    let Some(unit) = Unit::make(&host, "off-test.service") else {
+    let Some(unit) = Unit::make(&host, "fastsocket_off.service") else {
         return eprintln!("SKIPPED: no control groups of the second version here");
     };
     let (server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
@@ -303,17 +306,18 @@ fn a_unit_is_switched_off() {
         let delta = host.snapshot().since(&before);
         delta.get("connect_shm")
     };
-    // (The monitor reads the host's policy for the first: on a busy machine that one is the kernel's.)
+    // Before the first connection, the monitor reads the host's policy. On a busy machine that
+    // connection uses the kernel, so make one here.
     shm();
     assert_eq!(shm(), 2);
-    let (code, said) = json(&host, &["off", "off-test"]);
+    let (code, said) = json(&host, &["off", "fastsocket_off"]);
     assert_eq!((code, said["processes"].as_object().map(|p| p.len())), (Some(0), Some(1)), "{said:#}");
     assert_eq!(shm(), 0);
-    // (A shell that is in it before it becomes the program.)
+    // The shell joins the group before it executes the program.
     let script = format!(
         "echo $$ >{}/cgroup.procs; exec env LD_PRELOAD=\"$L\" {PYTHON} {} \"$@\"",
         unit.path().display(),
-        script("apps/held.py").display()
+        helper("held.py").display()
     );
     let mut command = Command::new("/bin/sh");
     command.env("L", artifacts::library()).env("FASTSOCKET_SOCKET", host.socket());
@@ -325,15 +329,15 @@ fn a_unit_is_switched_off() {
     let mut both = [server.pid(), late.pid()];
     both.sort_unstable();
     assert_eq!(off, both);
-    assert_eq!(json(&host, &["on", "off-test.service"]).0, Some(0));
+    assert_eq!(json(&host, &["on", "fastsocket_off.service"]).0, Some(0));
     assert_eq!(shm(), 2);
 }
 
-/// A user switches programs of that user only, and only root switches units.
+/// Users may switch only their own programs, and only root may switch units.
 #[test]
 fn another_users_program_is_not_switched() {
     not_in_stock_mode!();
-    // SAFETY: no argument.
+    // SAFETY: `geteuid` takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("SKIPPED: needs root for a monitor of all users");
     }
@@ -344,7 +348,7 @@ fn another_users_program_is_not_switched() {
         let mut command = Command::new(artifacts::cli());
         command.env("FASTSOCKET_SOCKET", host.socket()).args(["off", &target]).uid(ALICE).gid(ALICE);
         let done = Proc::spawn(host.logs(), "off", command).finish(LIMIT);
-        assert!(done.code == Some(2) && done.stderr.contains("belongs to somebody else"), "{done:?}");
+        assert!(done.code == Some(2) && done.stderr.contains("belongs to another user"), "{done:?}");
     }
     assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
     let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "9"];

@@ -1,15 +1,16 @@
-//! Listeners and connections that go to another process in a message (SCM_RIGHTS).
+//! Listeners and connections that one process passes to another in a message (SCM_RIGHTS).
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{need, net, script, stock_mode, Host, Proc, Side, PYTHON};
+use fsocket_testkit::{helper, need, net, stock_mode, Host, Proc, Side, PYTHON};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The process that listens, the one that takes the listener, and the port.
+/// Passes a listener. Returns the process that listened, the one that receives the listener, and
+/// the port.
 fn hand_over(host: &Host, serves: &str, end: &str, to: Side, n: &str, late: bool) -> (Proc, Proc, u16) {
-    let script = script("apps/passing.py").display().to_string();
+    let script = helper("passing/passing.py").display().to_string();
     let path = host.path().join("meeting").display().to_string();
     let port = net::free_port();
     let mut giver = host.start(Accel, "giver", PYTHON, &[&script, "give", &port.to_string(), &path, serves, end]);
@@ -24,7 +25,7 @@ fn hand_over(host: &Host, serves: &str, end: &str, to: Side, n: &str, late: bool
 }
 
 fn ask(host: &Host, port: u16, n: u32) {
-    let said = e2e::python(host, Accel, 60, "passing.py", &["ask", &port.to_string(), &n.to_string()]);
+    let said = e2e::python(host, Accel, 60, "passing/passing.py", &["ask", &port.to_string(), &n.to_string()]);
     assert!(said.ends_with(&format!("ok {n}\n")), "{said}");
 }
 
@@ -33,7 +34,7 @@ fn a_process_that_takes_a_listener_serves_it_over_shared_memory() {
     for serves in ["watches", "serves"] {
         let host = Host::new();
         let (giver, taker, port) = hand_over(&host, serves, "close", Accel, "21", false);
-        // By then it accepts.
+        // When the client is answered, the receiver is accepting.
         ask(&host, port, 1);
         let before = host.snapshot();
         ask(&host, port, 20);
@@ -56,14 +57,14 @@ fn a_process_without_the_library_takes_a_listener() {
     giver.finish(LIMIT).success();
 }
 
-/// A connection that the giver had not accepted is the taker's.
+/// A connection that the sender has not accepted must reach the receiver.
 #[test]
 fn what_waits_is_accepted_by_the_taker() {
     for (end, to) in [("close", Stock), ("exit", Stock), ("close", Accel), ("exit", Accel)] {
         let host = Host::new();
         let (giver, taker, port) = hand_over(&host, "serves", end, to, "2", true);
         let before = host.snapshot();
-        let script = script("apps/passing.py").display().to_string();
+        let script = helper("passing/passing.py").display().to_string();
         let mut client = host.start(Accel, "client", PYTHON, &[&script, "ask", &port.to_string(), "1"]);
         client.wait_stdout("sent", LIMIT);
         host.file("meeting.go", "");
@@ -71,7 +72,7 @@ fn what_waits_is_accepted_by_the_taker() {
         let delta = host.snapshot().since(&before);
         if !stock_mode() {
             assert_eq!(delta.get("connect_shm"), 1, "{end}: {delta}");
-            // (A taker with the library may come first.)
+            // A receiver with the library may be fast enough to accept it over shared memory.
             let (switched, taken) = (delta.get("path_switch") > 0, delta.get("accept_shm") == 1);
             assert!(switched || to == Accel && taken, "{end}: {delta}");
         }
@@ -81,11 +82,11 @@ fn what_waits_is_accepted_by_the_taker() {
     }
 }
 
-/// One process accepts `n` connections and hands them to one on `side`; a client has `each` messages on each.
-/// `keep`: both use each of them, in turn.
+/// One process accepts `n` connections and passes them to a process on `side`. A client sends
+/// `each` messages on each. `keep`: both processes use each connection, in turn.
 fn pass_connections(side: Side, n: u32, each: u32, keep: &[&str]) -> fsocket_testkit::Delta {
     let host = Host::new();
-    let script = script("apps/passing.py").display().to_string();
+    let script = helper("passing/passing.py").display().to_string();
     let path = host.path().join("meeting").display().to_string();
     let (port, n, each) = (net::free_port().to_string(), n.to_string(), each.to_string());
     let before = host.snapshot();
@@ -93,21 +94,21 @@ fn pass_connections(side: Side, n: u32, each: u32, keep: &[&str]) -> fsocket_tes
     let mut giver = host.start(Accel, "giver", PYTHON, &pass);
     giver.wait_stdout("listens", LIMIT);
     let server = host.start(side, "server", PYTHON, &[&[script.as_str(), "serve", &path, &n], keep].concat());
-    let said = e2e::python(&host, Accel, 60, "passing.py", &["ask", &port, &n, &each]);
+    let said = e2e::python(&host, Accel, 60, "passing/passing.py", &["ask", &port, &n, &each]);
     assert!(said.ends_with(&format!("ok {n}\n")), "{said}");
     server.finish(LIMIT).success();
     giver.finish(LIMIT).success();
     host.snapshot().since(&before)
 }
 
-/// The first one begins over shared memory; those after it go over once they are served. (Of the last one the
-/// listener has ended.)
+/// The first connection begins over shared memory. Later ones begin in the kernel and move while
+/// they are used; the last one does not, because its listener has ended.
 #[test]
 fn a_connection_that_is_passed_on_goes_over_to_shared_memory() {
     let delta = pass_connections(Accel, 8, 600, &[]);
     if !stock_mode() {
         assert_eq!((delta.get("connect_shm"), delta.get("connect_kernel")), (1, 7), "{delta}");
-        // Both sides count. On a busy machine one or the other is not there in time.
+        // Both sides count. On a busy machine one of them may be too late.
         assert!(delta.get("path_upgrade") >= 2 * 4, "{delta}");
         assert_eq!(delta.get("hostile_peer"), 0, "{delta}");
     }
@@ -123,7 +124,7 @@ fn a_connection_that_two_processes_have_stays_where_both_find_it() {
     assert_eq!(delta.get("path_upgrade"), 0, "{delta}");
 }
 
-/// haproxy's seamless reload: the next process takes the listeners of the one before.
+/// haproxy's seamless reload: the next process receives the listeners of the one before.
 #[test]
 fn haproxy_reloaded_goes_on_over_shared_memory() {
     let haproxy = need!("haproxy");

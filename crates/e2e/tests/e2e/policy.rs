@@ -1,21 +1,21 @@
-//! What the kernel refuses, and what the administrator does not want, is not had over shared
-//! memory either. Outcomes are those of stock sockets; paths are asserted from counters.
+//! Connections that the kernel refuses or the administrator forbids must not use shared memory,
+//! either. Their outcomes must be those of stock sockets; the counters show their paths.
 //!
 //! Long: tests of one subject on one fixture.
 
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Hosts, NetHost};
-use fsocket_testkit::{artifacts, need, need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, helper, need, need_hosts, net, stock_mode, Delta, Host, Proc, PYTHON};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-/// Users without a name.
+/// Users that have no name on this machine.
 const ALICE: u32 = 54321;
 const BOB: u32 = 54322;
 
-/// An echo server on a host; who and with what.
+/// An echo server on a host, and the options of its clients.
 struct Server<'a> {
     host: &'a Host,
     address: &'static str,
@@ -35,33 +35,38 @@ impl<'a> Server<'a> {
             Some(place) => place.within(net::free_port),
             None => net::free_port(),
         };
-        let path = script("apps/echo_server.py").display().to_string();
+        let path = helper("echo_server.py").display().to_string();
         let mut command = command(host, Accel, user);
         command.args([path.as_str(), "threaded", &port.to_string(), address]);
         let process = Proc::spawn(host.logs(), "server", command);
         let up = net::wait_until(Duration::from_secs(60), || host.kernel_sockets(port, "0A") > 0);
         assert!(up.is_ok(), "the server does not listen: {}", process.stderr());
         let server = Server { host, address, port, _process: process };
-        // Its thread is in `accept` by the time that it has answered.
+        // When the server has answered, its thread is in `accept` again.
         assert_eq!(server.client_as(Stock, user, &["client"], 1).0, ["ok"]);
         server
     }
 
-    /// Waits until connections are over shared memory. (A new network namespace is not at rest at once: while addresses come,
-    /// the monitor reads its rules again, and connections are the kernel's.)
+    /// Waits until connections use shared memory. A new network namespace still gets addresses for
+    /// a while; after each one the monitor reads its rules again, and connections use the kernel
+    /// until then.
     #[track_caller]
     fn is_over(&self) {
         let over = || stock_mode() || self.client(Accel, &["client"], 1).1.get("connect_shm") == 1;
         net::wait_until(Duration::from_secs(60), over).expect("a connection over shared memory");
     }
 
-    /// What `tests/apps/policy.py` says, without its last line, and what was counted.
+    /// The output of `crates/e2e/tests/e2e/policy/policy.py` without its last line, and the
+    /// counters.
     #[track_caller]
     fn client_as(&self, side: Side, user: u32, what: &[&str], n: u32) -> (Vec<String>, Delta) {
         let before = self.host.snapshot();
         let mut command = command(self.host, side, user);
         command.env("POLICY_HOST", self.address);
-        command.arg(script("apps/policy.py")).args([what[0], &self.port.to_string(), &n.to_string()]).args(&what[1..]);
+        command
+            .arg(helper("policy/policy.py"))
+            .args([what[0], &self.port.to_string(), &n.to_string()])
+            .args(&what[1..]);
         let done =
             Proc::spawn(self.host.logs(), what[0], command).finish(Duration::from_secs(60)).success().says("end");
         let lines = done.stdout.lines().filter(|l| *l != "end").map(str::to_owned).collect();
@@ -73,11 +78,11 @@ impl<'a> Server<'a> {
         self.client_as(side, root(), what, n)
     }
 
-    /// All connections are as on stock sockets, and over shared memory but for `kernel` of them, of
-    /// which each was counted as `why`.
+    /// All connections must end as on stock sockets. All but `kernel` of them must use shared
+    /// memory, and each of those must be counted as `why`.
     #[track_caller]
     fn as_stock(&self, user: u32, what: &[&str], shm: i128, why: &str, kernel: i128) {
-        // (Its thread does it once more.)
+        // In this case a second thread makes the same connections once more.
         let n = if what == ["thread"] { shm } else { shm + kernel } as u32;
         let (stock, _) = self.client_as(Stock, user, what, n);
         let (ours, delta) = self.client_as(Accel, user, what, n);
@@ -86,7 +91,7 @@ impl<'a> Server<'a> {
             return;
         }
         assert_eq!(delta.get("connect_shm"), shm, "{what:?}\n{delta}");
-        // (What a process counts that has nothing to do with the monitor nobody sees.)
+        // Counters of a process without contact to the monitor are not visible.
         let counted = if why.is_empty() { 0 } else { kernel };
         assert!(counted == 0 || delta.get(why) == kernel, "{what:?}: {why}\n{delta}");
         assert!(counted == 0 || delta.get("connect_kernel") == kernel, "{what:?}\n{delta}");
@@ -94,13 +99,13 @@ impl<'a> Server<'a> {
 }
 
 fn root() -> u32 {
-    // SAFETY: a plain system call.
+    // SAFETY: `geteuid` takes no arguments.
     unsafe { libc::geteuid() }
 }
 
 fn command(host: &Host, side: Side, user: u32) -> Command {
     let mut command = host.command(side, PYTHON);
-    // What the monitor of all users pins for them would outlive it.
+    // The monitor of all users would pin BPF programs, which would outlive it.
     command.env("FASTSOCKET_DISABLE", "zones");
     if user != root() {
         command.uid(user).gid(user);
@@ -117,10 +122,11 @@ fn a_client_under_landlock_gets_what_the_kernel_gives() {
     server.as_stock(root(), &["client"], 5, "", 0);
     let (stock, _) = server.client(Stock, &["landlock"], 3);
     assert_eq!(stock, ["EACCES"; 3], "this kernel has no Landlock for TCP");
-    // Which rights its threads have left only the kernel knows.
+    // Only the kernel knows which rights the threads still have.
     server.as_stock(root(), &["landlock"], 0, "", 3);
     server.as_stock(root(), &["thread"], 3, "fallback.disabled", 3);
-    // A program that has inherited it does not know either; the kernel's answer is taken.
+    // A program that has inherited the restriction does not know about it; the library must use
+    // the kernel's answer.
     server.as_stock(root(), &["landlock-exec"], 0, FIRST, 3);
     let port = server.port.to_string();
     server.as_stock(root(), &["landlock-exec", &port], 4, FIRST, 1);
@@ -137,7 +143,7 @@ fn a_client_with_unix_sockets_only_has_unix_sockets_only() {
     delta.assert_kernel_only();
 }
 
-/// Runs a command in a host, or fails.
+/// Runs a shell script in a host, and panics if it fails.
 #[track_caller]
 fn sh(place: &NetHost, script: &str) {
     let mut command = Command::new("sh");
@@ -147,8 +153,8 @@ fn sh(place: &NetHost, script: &str) {
     assert!(status.success(), "{script}: {}", String::from_utf8_lossy(&stderr));
 }
 
-/// A client is refused `error` while `policy` is in force in a network namespace, and one that is
-/// running when it comes, too.
+/// While `policy` is in force in a network namespace, a client must get `error`; so must a client
+/// that was running before.
 #[track_caller]
 fn refused_by(policy: &str, undo: &str, error: &str) {
     refused_at("127.0.0.1", policy, undo, error);
@@ -164,7 +170,7 @@ fn refused_at(address: &'static str, policy: &str, undo: &str, error: &str) {
     server.as_stock(root(), &["client"], 4, "", 0);
     let mut watch = command(&host, Accel, root());
     watch.env("POLICY_HOST", address);
-    watch.arg(script("apps/policy.py")).args(["watch", &server.port.to_string(), "60"]);
+    watch.arg(helper("policy/policy.py")).args(["watch", &server.port.to_string(), "60"]);
     let mut watch = Proc::spawn(host.logs(), "watch", watch);
     watch.wait_stdout("ok\n", Duration::from_secs(60));
     sh(&place, &policy.replace("PORT", &server.port.to_string()));
@@ -172,7 +178,7 @@ fn refused_at(address: &'static str, policy: &str, undo: &str, error: &str) {
     let (stock, _) = server.client(Stock, &["client"], 3);
     let (ours, delta) = server.client(Accel, &["client"], 3);
     assert_eq!((&stock, &ours), (&vec![error.to_owned(); 3], &stock));
-    // (The other one goes on.)
+    // The other client is still running.
     assert!(stock_mode() || delta.get("connect_shm") == 0 && delta.get(FIRST) >= 3, "{delta}");
     sh(&place, undo);
     assert_eq!(watch.finish(Duration::from_secs(60)).success().stdout, format!("ok\n{error}\nok\nend\n"));
@@ -184,7 +190,8 @@ const TABLE: &str = "nft add table inet t; nft add chain inet t out '{ type filt
 fn a_rule_of_netfilter_that_rejects() {
     need_hosts!();
     need!("nft");
-    // Only new connections: one that is under way when the rule comes would see ECONNRESET, sometimes.
+    // The rule covers new connections only. Otherwise a connection in progress would sometimes see
+    // ECONNRESET.
     let new = "tcp dport PORT tcp flags & (syn | ack) == syn";
     let reject = format!("{TABLE}; nft add rule inet t out '{new}' reject with tcp reset");
     refused_by(&reject, "nft delete table inet t", "ECONNREFUSED");
@@ -193,7 +200,7 @@ fn a_rule_of_netfilter_that_rejects() {
 #[test]
 fn a_rule_of_routing_that_prohibits() {
     need_hosts!();
-    // The first of all rules is the one that finds local addresses; it can be put behind others.
+    // The first routing rule finds local addresses, but it can be moved behind others.
     let local = "ip rule add pref 100 lookup local; ip rule del pref 0";
     let prohibit = format!("{local}; ip rule add pref 50 ipproto tcp dport PORT prohibit");
     refused_by(&prohibit, "ip rule del pref 50", "EACCES");
@@ -216,7 +223,8 @@ fn a_loopback_device_that_is_down() {
     refused_at("::1", "ip link set lo down", "ip link set lo up", "EADDRNOTAVAIL");
 }
 
-/// A discipline or a program that lets everything pass costs one connection in two seconds.
+/// If a queueing discipline or a BPF program lets everything pass, one connection in two seconds
+/// uses the kernel.
 #[test]
 fn disciplines_and_programs_of_the_loopback_device_are_noticed() {
     need_hosts!();
@@ -233,7 +241,7 @@ fn disciplines_and_programs_of_the_loopback_device_are_noticed() {
         sh(&place, &format!("tc qdisc del dev lo {}", kind.split(' ').next().expect("a word")));
     }
     for kind in ["xdp", "tcx", "netfilter"] {
-        match bpf(&server, kind) {
+        match bpf(&host, server.port, kind) {
             Some(_attached) => server.as_stock(root(), &["client"], 3, FIRST, 1),
             None => eprintln!("SKIPPED: {kind}: this kernel has no such programs"),
         }
@@ -241,16 +249,33 @@ fn disciplines_and_programs_of_the_loopback_device_are_noticed() {
     server.as_stock(root(), &["client"], 4, "", 0);
 }
 
-/// A BPF program where a policy sits, until it is dropped.
-fn bpf(server: &Server<'_>, kind: &str) -> Option<Proc> {
-    let mut command = command(server.host, Stock, root());
-    command.arg(script("apps/bpf_policy.py")).args([kind, &server.port.to_string()]);
-    let mut process = Proc::spawn(server.host.logs(), kind, command);
+/// Programs of another network namespace must not matter.
+#[test]
+fn programs_of_netfilter_elsewhere_do_not_matter() {
+    need_hosts!();
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("policy").expect("a host");
+    let elsewhere = Host::without_monitor(&hosts.add("elsewhere").expect("a host"));
+    let host = Host::under_policy(&place);
+    let server = Server::of(&host, root(), Some(&place));
+    let Some(_attached) = bpf(&elsewhere, server.port, "netfilter") else {
+        return eprintln!("SKIPPED: this kernel has no such programs");
+    };
+    server.is_over();
+    server.as_stock(root(), &["client"], 4, "", 0);
+}
+
+/// Attaches a BPF program at a place for policies, until the value is dropped.
+fn bpf(host: &Host, port: u16, kind: &str) -> Option<Proc> {
+    let mut command = command(host, Stock, root());
+    command.arg(helper("bpf_policy.py")).args([kind, &port.to_string()]);
+    let mut process = Proc::spawn(host.logs(), kind, command);
     process.wait_stdout("\n", Duration::from_secs(60));
     process.stdout().contains("attached").then_some(process)
 }
 
-/// A handshake does not say which listener such a program has chosen: nothing goes over shared memory.
+/// A handshake does not tell which listener such a program has chosen, so no connection may use
+/// shared memory.
 #[test]
 fn a_program_that_chooses_the_listener() {
     need_hosts!();
@@ -261,18 +286,19 @@ fn a_program_that_chooses_the_listener() {
     let other = Server::of(&host, root(), Some(&place));
     server.is_over();
     server.as_stock(root(), &["client"], 4, "", 0);
-    let _attached = bpf(&server, "sk_lookup").expect("sk_lookup");
+    let _attached = bpf(&host, server.port, "sk_lookup").expect("sk_lookup");
     let (stock, _) = server.client(Stock, &["client"], 3);
     let (ours, delta) = server.client(Accel, &["client"], 3);
     assert_eq!((&stock, &ours), (&vec!["ECONNREFUSED".to_owned(); 3], &stock));
-    // (The kernel's answer to the question which listener would be chosen counts, too.)
+    // The kernel's answer to the question which listener it would choose may also be counted.
     let left = delta.get("fallback.policy") + delta.get("fallback.no_listener");
     assert!(stock_mode() || left == 3 && delta.get("connect_shm") == 0, "{delta}");
-    // The program lets others pass; only the kernel can know.
+    // The program lets other ports pass, but only the kernel can know that.
     other.as_stock(root(), &["client"], 0, "fallback.policy", 3);
 }
 
-/// A plain connection that the kernel has allowed proves nothing for a socket with a mark, of another user, …
+/// If the kernel has allowed a plain connection, that proves nothing for a socket with a mark,
+/// with another user, …
 #[test]
 fn rules_tell_sockets_by_what_they_are_and_who_has_made_them() {
     need_hosts!();
@@ -282,13 +308,14 @@ fn rules_tell_sockets_by_what_they_are_and_who_has_made_them() {
     let host = Host::under_policy(&place);
     let port = place.within(net::free_port).to_string();
     let Some(delta) = fsocket_e2e::same_transcripts(&host, 60, "policy_attributes.py", &[&port]) else { return };
-    // Each of 13 kinds has four plain connections, of which the first is the kernel's, three that are meant, and one more.
+    // Each of 13 kinds has four plain connections (the first one uses the kernel), three special
+    // ones, and one more.
     let (shm, kernel) = (delta.get("connect_shm"), delta.get("connect_kernel"));
     assert!(shm >= 13 * 2 && kernel >= 13 * 4 && shm + kernel == 4 + 13 * 8, "{delta}");
 }
 
-/// The server behind a redirection is not the listener of that address; rules that do not concern a
-/// connection cost one in five seconds.
+/// A redirected connection must reach the server of the redirection, not the listener of the
+/// address. A rule that does not concern a connection costs one kernel connection in five seconds.
 #[test]
 fn a_rule_of_netfilter_that_redirects_and_one_that_does_not_matter() {
     need_hosts!();
@@ -327,7 +354,8 @@ fn users_share_memory_if_the_administrator_names_them() {
     roots.as_stock(ALICE, &["client"], 0, OTHER, 4);
 }
 
-/// The client has a channel with a listener that is closed past the library.
+/// A client has a channel to a listener that the server then closes without the library's
+/// knowledge.
 #[track_caller]
 fn closed_in_secret(host: &Host, place: Option<&NetHost>) {
     let port = place.map_or_else(net::free_port, |place| place.within(net::free_port));
@@ -336,13 +364,13 @@ fn closed_in_secret(host: &Host, place: Option<&NetHost>) {
     if let Some(place) = place {
         place.place(&mut command);
     }
-    command.arg(script("apps/secret_close.py")).arg(port.to_string());
+    command.arg(helper("policy/secret_close.py")).arg(port.to_string());
     let done = Proc::spawn(host.logs(), "secret", command).finish(Duration::from_secs(60)).success();
     let want = ["first", "first", "first", "first", "ECONNREFUSED", "second", "second", "second", "end"];
     assert_eq!(done.stdout.lines().collect::<Vec<_>>(), want);
     if !stock_mode() {
         let since = host.snapshot().since(&before);
-        // The first one may find a listener in which nobody has waited yet.
+        // The first connection may come before any process has waited at the listener.
         assert!((3..=4).contains(&since.get("connect_shm")), "{since}");
     }
 }
@@ -402,22 +430,29 @@ fn a_configuration_that_cannot_be_understood_starts_nothing() {
     assert_eq!(check(&bad.replace("no-such-user", "root"), &["--check"]), (Some(0), String::new()));
 }
 
-/// A user of no other test, without a name: the directory in /tmp has the number in its name.
-const CAROL: u32 = 54399;
+/// A user without a name, for this process only: the directory in /tmp has the number in its name.
+fn carol() -> u32 {
+    const FIRST: u32 = 1 << 30;
+    FIRST + std::process::id()
+}
 
-/// Without a runtime directory all programs of a user meet in one of /tmp. Somebody who has made that before costs the
-/// acceleration, and one line says so.
+/// Without a runtime directory, all programs of a user meet in a directory in /tmp. If another
+/// user made that directory before, the programs must stay on stock sockets, and one line must say
+/// so.
 #[test]
 fn programs_of_a_user_without_a_runtime_directory_meet() {
     need_hosts!();
     let host = Host::stopped();
-    let usual = std::path::PathBuf::from(format!("/tmp/fastsocket-{CAROL}"));
+    let carol = carol();
+    let usual = std::path::PathBuf::from(format!("/tmp/fastsocket-{carol}"));
     let _ = std::fs::remove_dir_all(&usual);
     let _usual = RemovedAtEnd(&usual);
     let own = |words: &[&str], set_up: &dyn Fn(&mut Command)| {
         let mut command = Command::new(artifacts::cli());
-        command.args(words).env_clear().env("PATH", "/usr/bin:/bin").uid(CAROL).gid(CAROL).current_dir("/");
+        command.args(words).env_clear().env("PATH", "/usr/bin:/bin").uid(carol).gid(carol).current_dir("/");
         command.env("FASTSOCKET_LIBRARY", artifacts::library()).env("FASTSOCKET_MONITOR", artifacts::monitor());
+        // All programs of tests have this setting, because a busy machine answers late.
+        command.env("FASTSOCKET_PATIENCE", "20000");
         set_up(&mut command);
         Proc::spawn(host.logs(), "run", command)
     };
@@ -427,13 +462,13 @@ fn programs_of_a_user_without_a_runtime_directory_meet() {
         let done = own(&where_is, set_up).finish(Duration::from_secs(60)).success();
         (done.stdout, done.stderr)
     };
-    // A directory of somebody else's.
+    // Another user owns the directory.
     std::fs::create_dir(&usual).expect("a trap");
     let (out, err) = run(&nothing);
-    assert!(out.starts_with('\n') && err.contains("that belongs to us; sh runs on stock sockets"), "{out}{err}");
+    assert!(out.starts_with('\n') && err.contains("that belongs to this user; sh runs on stock sockets"), "{out}{err}");
     assert_eq!(err.lines().count(), 1, "{out}{err}");
     std::fs::remove_dir(&usual).expect("removed");
-    // Two programs that nobody has introduced to each other.
+    // Two programs that have no common parent and no setting in common.
     let server =
         "import socket, sys; l = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('ok', flush=True)\n\
                   c, _ = l.accept(); c.sendall(c.recv(9)); c.recv(1)";
@@ -451,14 +486,14 @@ fn programs_of_a_user_without_a_runtime_directory_meet() {
     let (out, err) = run(&nothing);
     let there = format!("{}/monitor.sock\n", usual.display());
     assert!(out.starts_with(&there) && out.contains("drwx------") && err.is_empty(), "{out}{err}");
-    // A runtime directory is used if it is his own.
+    // A runtime directory is used only if it belongs to the user.
     let runtime = host.path().join("runtime");
     std::fs::create_dir(&runtime).expect("directory");
     let named = |c: &mut Command| {
         c.env("XDG_RUNTIME_DIR", &runtime);
     };
     assert!(run(&named).0.starts_with(&there));
-    std::os::unix::fs::chown(&runtime, Some(CAROL), Some(CAROL)).expect("chown");
+    std::os::unix::fs::chown(&runtime, Some(carol), Some(carol)).expect("chown");
     std::fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("mode");
     let (out, err) = run(&named);
     assert!(out.starts_with(&runtime.join("fastsocket/monitor.sock").display().to_string()), "{out}{err}");

@@ -1,5 +1,4 @@
-//! Two of the programs of `make programs`, quickly; the rest is slow and needs
-//! more packages.
+//! Runs two of the programs of `make programs`. The others are slow and need more packages.
 
 use fsocket_testkit::{artifacts, need, stock_mode, workspace, PYTHON};
 use std::process::Command;
@@ -9,7 +8,7 @@ fn redis_and_nginx_with_its_binary_upgrade() {
     need!("nginx");
     need!("redis-server");
     need!("curl");
-    // SAFETY: a plain system call.
+    // SAFETY: `geteuid` takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("SKIPPED: needs root, for namespaces");
         return;

@@ -35,7 +35,7 @@ fn forking_server() {
     let (_server, port) = e2e::echo_server(&host, Accel, "fork", "127.0.0.1");
     let before = host.snapshot();
     clients(&host, Accel, port, "127.0.0.1");
-    // It learns that its connections are short (ADR 76).
+    // The server learns that its connections are short-lived (ADR 76), so some use the kernel.
     host.snapshot().since(&before).assert_shm_but_short(78, 16);
 }
 
@@ -79,7 +79,7 @@ fn wildcard_listener() {
     let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "0.0.0.0");
     let before = host.snapshot();
     clients(&host, Accel, port, "127.0.0.1");
-    // Any address of 127/8 is this host, too.
+    // Every address in 127/8 belongs to this host, too.
     e2e::python(&host, Accel, 60, "echo_client.py", &["seq", &port.to_string(), "--host", "127.7.8.9"]);
     host.snapshot().since(&before).assert_shm(86);
 }
@@ -95,7 +95,7 @@ fn mixed_pairs() {
     }
 }
 
-/// The order of events, where the kernel has one that does not depend on chance.
+/// The order of events must be the kernel's, in cases where that order does not depend on chance.
 #[test]
 fn epoll_reports_in_order() {
     let host = Host::new();
@@ -103,7 +103,7 @@ fn epoll_reports_in_order() {
     for side in [Stock, Accel] {
         let before = host.snapshot();
         let port = fsocket_testkit::net::free_port().to_string();
-        said.push(e2e::python(&host, side, 60, "epoll_order.py", &[&port]));
+        said.push(e2e::python(&host, side, 60, "python/epoll_order.py", &[&port]));
         if side == Accel {
             host.snapshot().since(&before).assert_shm(5);
         }
@@ -111,7 +111,8 @@ fn epoll_reports_in_order() {
     assert_eq!(said[0], said[1]);
 }
 
-/// What was looked at and found empty without a sleep, who has asked nobody to be told of it.
+/// The instance polls a connection and finds it empty. The thread does not sleep, so it has not
+/// asked the peer for a wake-up.
 #[test]
 fn epoll_reports_in_order_whatever_it_looked_at_before() {
     let host = Host::new();
@@ -121,7 +122,7 @@ fn epoll_reports_in_order_whatever_it_looked_at_before() {
             let before = host.snapshot();
             let port = fsocket_testkit::net::free_port().to_string();
             let args = [&port, &*seed.to_string(), "200"];
-            said.push(e2e::python(&host, side, 60, "epoll_order_random.py", &args));
+            said.push(e2e::python(&host, side, 60, "python/epoll_order_random.py", &args));
             if side == Accel {
                 host.snapshot().since(&before).assert_shm(6);
             }
@@ -132,7 +133,7 @@ fn epoll_reports_in_order_whatever_it_looked_at_before() {
     }
 }
 
-/// More channels than a process has blocks of ports, under the usual limit of descriptors.
+/// Under the usual limit of descriptors: more channels than a process can have blocks of ports.
 #[test]
 fn a_client_with_many_upstreams() {
     let args = ["2", "300", "700", "2000"];
@@ -141,7 +142,8 @@ fn a_client_with_many_upstreams() {
     assert_eq!(counted, (700, 700), "{delta}");
 }
 
-/// The library keeps a descriptor of each channel for another monitor: not where the program needs it.
+/// The library keeps a descriptor of each channel for the next monitor, but not if the program
+/// needs the descriptors.
 #[test]
 fn a_client_with_many_upstreams_and_few_descriptors() {
     let args = ["1", "200", "1400", "100", "1500"];
@@ -150,7 +152,8 @@ fn a_client_with_many_upstreams_and_few_descriptors() {
     assert_eq!(counted, (1400, 1400), "{delta}");
 }
 
-/// A channel in which there is no connection is given back; the next connection to that server has another one.
+/// The library gives a channel without connections back. The next connection to that server must
+/// get a new channel.
 #[test]
 fn channels_at_rest_are_given_back() {
     if stock_mode() {
@@ -158,7 +161,7 @@ fn channels_at_rest_are_given_back() {
     }
     let host = Host::new();
     let before = host.snapshot();
-    let said = e2e::python(&host, Accel, 90, "rest.py", &["32"]);
+    let said = e2e::python(&host, Accel, 90, "python/rest.py", &["32"]);
     host.snapshot().since(&before).assert_shm(5);
     assert_eq!(said, "channels 3\nchannels 1\nchannels 3\nok\n");
 }
@@ -166,7 +169,9 @@ fn channels_at_rest_are_given_back() {
 #[test]
 fn an_instance_with_many_listeners() {
     for how in ["epoll", "edge", "late", "poll"] {
-        let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "many_listeners.py", &[how, "100"]) else { return };
+        let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "python/many_listeners.py", &[how, "100"]) else {
+            return;
+        };
         let counted = (delta.get("connect_shm"), delta.get("accept_shm"));
         assert_eq!(counted, (100, 100), "{how}\n{delta}");
     }

@@ -6,7 +6,7 @@ use fsocket_testkit::{need, Host};
 
 const TESTS: &str = "ping_inline,ping_mbulk,set,get,incr,lpush,rpop,hset,mset,lrange_100";
 
-/// redis's own benchmark: `requests` for each of `tests`, from so many connections.
+/// Runs redis's benchmark: so many `requests` for each of `tests`, over so many connections.
 #[track_caller]
 fn benchmark(tests: &str, requests: &str, connections: &str, more: &[&str]) {
     need!("redis-server");

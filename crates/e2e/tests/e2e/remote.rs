@@ -4,7 +4,7 @@
 use fsocket_e2e as _;
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Hosts, NetHost, Receive};
-use fsocket_testkit::{artifacts, need, need_hosts, net, script, stock_mode, Delta, Host, Proc, Snapshot, PYTHON};
+use fsocket_testkit::{artifacts, helper, need, need_hosts, net, stock_mode, Delta, Host, Proc, Snapshot, PYTHON};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -41,9 +41,9 @@ impl End {
         self.agent = Some(Proc::spawn(self.host.logs(), "agent", command));
     }
 
-    fn program(&self, side: Side, app: &str, args: &[&str]) -> Proc {
+    fn program(&self, side: Side, program: &str, args: &[&str]) -> Proc {
         let mut command = self.host.command(side, PYTHON);
-        command.arg(script(&format!("apps/{app}.py"))).args(args);
+        command.arg(helper(&format!("{program}.py"))).args(args);
         Proc::spawn(self.host.logs(), args[0], command)
     }
 
@@ -162,8 +162,7 @@ fn connections_between_hosts_go_over_to_their_agents() {
         let mut cli = two.a.host.command(Stock, artifacts::cli());
         cli.args(["explain", &ask.pid().to_string()]);
         let explain = Proc::spawn(two.a.host.logs(), "explain", cli).finish(LIMIT);
-        let explain =
-            explain.says("now         3 over shared memory (3 with another host, by RDMA), 0 over kernel TCP");
+        let explain = explain.says("now         3 over shared memory (3 with another host, by RDMA), 0 in the kernel");
         explain.says("accelerated");
     }
     ask.finish(LIMIT).success().says("ok");
@@ -225,107 +224,113 @@ fn ends_are_those_of_stock() {
     }
 }
 
-/// The carrier fails in the middle: all connections go on over TCP, and no byte is lost. When there can be one again new
-/// connections go over.
-#[test]
-fn a_link_that_fails_leaves_tcp() {
-    need_hosts!();
-    let two = Two::new();
-    let (_server, port) = two.serve(Accel, "containers");
-    let ask = two.over(&port);
-    two.cut();
-    ask.finish(LIMIT).success().says("ok");
-    assert_paths(&two, 3, 3);
-    two.b.net.inside("nft", &["delete table inet cut"]).expect("no rules");
-    net::wait_until(LIMIT, || two.a.is_up(2) && two.b.is_up(2)).expect("the link is there again");
-    two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
-    assert_paths(&two, 6, 3);
-}
+/// Each of these tests needs the machine for itself. Beside tests with thousands of connections, one of the three
+/// connections sometimes did not move, or the end of a link was noticed after the client had stopped waiting.
+mod alone {
+    use super::*;
 
-/// The carrier fails while answers wait to be read: they are not lost, and not sent twice.
-#[test]
-fn a_link_that_fails_leaves_what_is_not_read() {
-    need_hosts!();
-    let two = Two::new();
-    let (_server, port) = two.serve(Accel, "containers");
-    let mut ask = two.ask(Accel, "containers", &[&port, &two.address(), "300", "3", "unread"]);
-    ask.wait_stdout("asked", LIMIT);
-    std::thread::sleep(Duration::from_secs(1));
-    two.cut();
-    ask.finish(LIMIT).success().says("ok");
-    assert_paths(&two, 3, 3);
-}
-
-/// All that is between the hosts is away for longer than the agents wait for each other: as on stock, the connections go on
-/// behind that.
-#[test]
-fn a_network_that_is_away_for_a_while() {
-    need_hosts!();
-    let two = Two::new();
-    let (_server, port) = two.serve(Accel, "containers");
-    let ask = two.over(&port);
-    let rule = "table inet away { chain in { type filter hook input priority 0; iifname != lo drop; }; }";
-    two.b.net.inside("nft", &[rule]).expect("rules");
-    std::thread::sleep(Duration::from_secs(8));
-    two.b.net.inside("nft", &["delete table inet away"]).expect("no rules");
-    ask.finish(LIMIT).success().says("ok");
-    assert_paths(&two, 3, 3);
-}
-
-/// An agent ends as a service does: its connections go on over TCP, and the next one carries new ones.
-#[test]
-fn an_agent_that_is_stopped_leaves_tcp() {
-    need_hosts!();
-    if stock_mode() {
-        return eprintln!("SKIPPED: there is no agent in stock mode");
+    /// The carrier fails in the middle: all connections go on over TCP, and no byte is lost. When there can be one again new
+    /// connections go over.
+    #[test]
+    fn a_link_that_fails_leaves_tcp() {
+        need_hosts!();
+        let two = Two::new();
+        let (_server, port) = two.serve(Accel, "containers");
+        let ask = two.over(&port);
+        two.cut();
+        ask.finish(LIMIT).success().says("ok");
+        assert_paths(&two, 3, 3);
+        two.b.net.inside("nft", &["delete table inet cut"]).expect("no rules");
+        net::wait_until(LIMIT, || two.a.is_up(2) && two.b.is_up(2)).expect("the link is there again");
+        two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
+        assert_paths(&two, 6, 3);
     }
-    let mut two = Two::new();
-    let (_server, port) = two.serve(Accel, "containers");
-    let ask = two.over(&port);
-    let agent = two.b.agent.take().expect("an agent");
-    agent.signal(libc::SIGTERM);
-    agent.finish(LIMIT).success();
-    ask.finish(LIMIT).success().says("ok");
-    assert_paths(&two, 3, 3);
-    two.b.start_agent();
-    net::wait_until(LIMIT, || two.a.is_up(2) && two.b.is_up(1)).expect("the next agent is there");
-    two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
-    assert_paths(&two, 6, 3);
-}
 
-/// An agent is killed: its connections are reset at both hosts, and the next one carries new ones.
-fn an_agent_is_killed(next_at_once: bool) {
-    if stock_mode() {
-        return eprintln!("SKIPPED: there is no agent in stock mode");
+    /// The carrier fails while answers wait to be read: they are not lost, and not sent twice.
+    #[test]
+    fn a_link_that_fails_leaves_what_is_not_read() {
+        need_hosts!();
+        let two = Two::new();
+        let (_server, port) = two.serve(Accel, "containers");
+        let mut ask = two.ask(Accel, "containers", &[&port, &two.address(), "300", "3", "unread"]);
+        ask.wait_stdout("asked", LIMIT);
+        std::thread::sleep(Duration::from_secs(1));
+        two.cut();
+        ask.finish(LIMIT).success().says("ok");
+        assert_paths(&two, 3, 3);
     }
-    let mut two = Two::new();
-    let (_server, port) = two.serve(Accel, "containers");
-    let to = two.address();
-    let mut ask = two.ask(Accel, "containers", &[&port, &to, "300", "3", "wait"]);
-    ask.wait_stdout("asked", LIMIT);
-    assert_paths(&two, 3, 0);
-    two.b.agent = None;
-    if next_at_once {
+
+    /// All that is between the hosts is away for longer than the agents wait for each other: as on stock, the connections go on
+    /// behind that.
+    #[test]
+    fn a_network_that_is_away_for_a_while() {
+        need_hosts!();
+        let two = Two::new();
+        let (_server, port) = two.serve(Accel, "containers");
+        let ask = two.over(&port);
+        let rule = "table inet away { chain in { type filter hook input priority 0; iifname != lo drop; }; }";
+        two.b.net.inside("nft", &[rule]).expect("rules");
+        std::thread::sleep(Duration::from_secs(8));
+        two.b.net.inside("nft", &["delete table inet away"]).expect("no rules");
+        ask.finish(LIMIT).success().says("ok");
+        assert_paths(&two, 3, 3);
+    }
+
+    /// An agent ends as a service does: its connections go on over TCP, and the next one carries new ones.
+    #[test]
+    fn an_agent_that_is_stopped_leaves_tcp() {
+        need_hosts!();
+        if stock_mode() {
+            return eprintln!("SKIPPED: there is no agent in stock mode");
+        }
+        let mut two = Two::new();
+        let (_server, port) = two.serve(Accel, "containers");
+        let ask = two.over(&port);
+        let agent = two.b.agent.take().expect("an agent");
+        agent.signal(libc::SIGTERM);
+        agent.finish(LIMIT).success();
+        ask.finish(LIMIT).success().says("ok");
+        assert_paths(&two, 3, 3);
         two.b.start_agent();
+        net::wait_until(LIMIT, || two.a.is_up(2) && two.b.is_up(1)).expect("the next agent is there");
+        two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
+        assert_paths(&two, 6, 3);
     }
-    ask.finish(LIMIT).success().says("Connection reset by peer");
-    if !next_at_once {
-        two.b.start_agent();
+
+    /// An agent is killed: its connections are reset at both hosts, and the next one carries new ones.
+    fn an_agent_is_killed(next_at_once: bool) {
+        if stock_mode() {
+            return eprintln!("SKIPPED: there is no agent in stock mode");
+        }
+        let mut two = Two::new();
+        let (_server, port) = two.serve(Accel, "containers");
+        let to = two.address();
+        let mut ask = two.ask(Accel, "containers", &[&port, &to, "300", "3", "wait"]);
+        ask.wait_stdout("asked", LIMIT);
+        assert_paths(&two, 3, 0);
+        two.b.agent = None;
+        if next_at_once {
+            two.b.start_agent();
+        }
+        ask.finish(LIMIT).success().says("Connection reset by peer");
+        if !next_at_once {
+            two.b.start_agent();
+        }
+        net::wait_until(LIMIT, || two.b.is_up(1)).expect("the next agent is there");
+        two.ask(Accel, "containers", &[&port, &to, "300", "3"]).finish(LIMIT).success().says("ok");
+        assert_paths(&two, 6, 0);
     }
-    net::wait_until(LIMIT, || two.b.is_up(1)).expect("the next agent is there");
-    two.ask(Accel, "containers", &[&port, &to, "300", "3"]).finish(LIMIT).success().says("ok");
-    assert_paths(&two, 6, 0);
-}
 
-#[test]
-fn an_agent_that_is_killed_resets_its_connections() {
-    need_hosts!();
-    an_agent_is_killed(true);
-}
+    #[test]
+    fn an_agent_that_is_killed_resets_its_connections() {
+        need_hosts!();
+        an_agent_is_killed(true);
+    }
 
-/// The other host notices that there is none any more.
-#[test]
-fn an_agent_that_is_killed_for_good() {
-    need_hosts!();
-    an_agent_is_killed(false);
+    /// The other host notices that there is none any more.
+    #[test]
+    fn an_agent_that_is_killed_for_good() {
+        need_hosts!();
+        an_agent_is_killed(false);
+    }
 }

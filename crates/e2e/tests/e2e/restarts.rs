@@ -1,33 +1,35 @@
-//! The monitor is killed, restarted and replaced under load: no request fails, and new connections are over
-//! shared memory again within a second.
+//! The monitor is killed, restarted and replaced under load. No request may fail, and within a
+//! second new connections must use shared memory again.
 //!
-//! `FASTSOCKET_RESTARTS=60` restarts it so often, once a second (`make restarts TIME=60`).
+//! `FASTSOCKET_RESTARTS=60` restarts it 60 times, once a second (`make restarts TIME=60`).
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{need, net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{helper, need, net, stock_mode, Host, Proc, PYTHON};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
-/// How long the monitor is away after a kill.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// Time between the kill of a monitor and the start of the next one.
 const AWAY: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How often; set, a second is the limit.
+/// Variable with the number of restarts. If it is set, connections must be back within a second.
 const TIMES: &str = "FASTSOCKET_RESTARTS";
 
 fn times() -> u32 {
     std::env::var(TIMES).ok().and_then(|n| n.parse().ok()).unwrap_or(5)
 }
 
-/// Connections over shared memory that these processes have opened; None: the monitor does not know the process.
+/// Number of connections over shared memory that each process has opened. `None`: the monitor does
+/// not know the process.
 fn opened(host: &Host, pids: [u32; 2]) -> [Option<u64>; 2] {
     let processes = host.snapshot().report.map(|r| r.processes).unwrap_or_default();
     pids.map(|pid| processes.iter().find(|p| p.pid == pid)?.counters.get("connect_shm").copied())
 }
 
-/// How long it takes until processes that the monitor did not know open one each.
+/// Waits until each process, which this monitor did not know, has opened a connection. Returns the
+/// time that this took.
 #[track_caller]
 fn accelerated_again(host: &Host, load: &mut Load) -> Duration {
     let began = Instant::now();
@@ -43,16 +45,16 @@ fn accelerated_again(host: &Host, load: &mut Load) -> Duration {
     began.elapsed()
 }
 
-struct Load {
+pub struct Load {
     _servers: [Proc; 2],
     haproxy: Proc,
-    client: Proc,
+    pub client: Proc,
 }
 
 impl Load {
-    /// redis, and haproxy before nginx.
+    /// Starts redis, nginx, and haproxy in front of nginx, with clients.
     #[track_caller]
-    fn start(host: &Host) -> Load {
+    pub fn start(host: &Host) -> Load {
         let (redis, redis_port) = e2e::redis(host, Accel);
         let (nginx, nginx_port) = e2e::nginx(host, Accel);
         let page = host.file("www/page", e2e::noise(1, 3000));
@@ -65,31 +67,31 @@ impl Load {
         let config = host.file("haproxy.cfg", config).display().to_string();
         let program = fsocket_testkit::find_program("haproxy").expect("haproxy");
         let haproxy = host.server(Accel, "haproxy", port, program, &["-db", "-f", &config]);
-        let path = script("apps/restarts.py").display().to_string();
+        let path = helper("restarts.py").display().to_string();
         let args = [path, redis_port.to_string(), port.to_string(), page.display().to_string()];
         let mut client = host.start(Accel, "load", PYTHON, &args.each_ref().map(String::as_str));
         client.wait_stdout("started", LIMIT);
         Load { _servers: [redis, nginx], haproxy, client }
     }
 
-    /// The processes that open connections.
-    fn opens(&self) -> [u32; 2] {
+    /// Pids of the processes that open connections.
+    pub fn opens(&self) -> [u32; 2] {
         [self.client.pid(), self.haproxy.pid()]
     }
 
-    /// Nothing has failed.
+    /// Ends the load, and asserts that nothing has failed.
     #[track_caller]
-    fn end(self) {
+    pub fn end(self) {
         self.client.signal(libc::SIGTERM);
         let done = self.client.finish(LIMIT).success();
         eprintln!("{}", done.stdout.trim());
     }
 }
 
-/// One load at a time: how long something takes is measured.
+/// Only one load may run at a time, because times are measured.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// `restart` ends the monitor and starts another one.
+/// Runs the load while `restart` ends the monitor and starts another one.
 #[track_caller]
 fn restarted(host: &mut Host, restart: impl Fn(&mut Host)) {
     restarted_often(host, times(), restart);
@@ -102,7 +104,7 @@ fn restarted_often(host: &mut Host, times: u32, restart: impl Fn(&mut Host)) {
     if stock_mode() {
         return eprintln!("SKIPPED: there is no monitor");
     }
-    // SAFETY: no argument.
+    // SAFETY: `geteuid` takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("SKIPPED: needs root for a monitor of all users");
     }
@@ -118,13 +120,14 @@ fn restarted_often(host: &mut Host, times: u32, restart: impl Fn(&mut Host)) {
     load.end();
     let (longest, sum) = (took.iter().max().copied().unwrap_or_default(), took.iter().sum::<Duration>());
     eprintln!("{} restarts, accelerated again after {:?}, at most {longest:?}", took.len(), sum / took.len() as u32);
-    // A machine that is busy with other tests takes its time.
+    // If the machine is busy with other tests, a longer limit applies.
     assert!(longest <= if std::env::var_os(TIMES).is_some() { SECOND } else { LIMIT }, "{took:?}");
     assert_eq!(all.total("hostile_peer"), 0, "{:?}", all.report);
 }
 
-/// As the system has it: all users, two processes. (nginx's workers are another user's.)
-fn system() -> Host {
+/// A monitor as on a production system: for all users, in two processes. (nginx's workers run as
+/// another user.)
+pub fn system() -> Host {
     Host::for_all_users("share = [[\"root\", \"www-data\", \"nobody\"]]\n")
 }
 
@@ -139,7 +142,7 @@ fn killed() {
     restarted(&mut system(), kill);
 }
 
-/// Servers and clients run before there has been any monitor.
+/// Servers and clients start before the first monitor.
 #[test]
 fn started_before_the_monitor() {
     let mut host = system();
@@ -173,7 +176,7 @@ fn told_to_read_its_configuration_again() {
     });
 }
 
-/// What the file says counts from then on; not while it is wrong.
+/// A changed configuration file takes effect at once, but not if it has errors.
 #[test]
 fn a_configuration_is_read_again() {
     if stock_mode() {
@@ -201,7 +204,7 @@ fn a_configuration_is_read_again() {
             true => starts(monitor) > before,
         });
         assert!(seen.is_ok(), "{settings}");
-        // (The server finds the other monitor.)
+        // The server must find the new monitor first.
         let known = net::wait_until(LIMIT, || host.snapshot().report.is_some_and(|r| !r.listeners.is_empty()));
         assert!(known.is_ok(), "{settings}");
         assert_eq!(denied(&host), denies, "{settings}");

@@ -1,19 +1,19 @@
-//! Listeners of one port: which of them a connection reaches is the kernel's rule, also where the one
-//! that is nearest is not ours.
+//! Several listeners on one port: the kernel's rule selects the one that a connection reaches,
+//! even if that one has no library.
 
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use fsocket_testkit::{helper, need_hosts, net, stock_mode, Delta, Host, Proc, PYTHON};
 use std::time::Duration;
 
 const ASKED: i128 = 20;
-/// Side, address, options.
+/// Side, address and options of a listener.
 type Listener<'a> = (Side, &'a str, &'a [&'a str]);
 
-/// Who answers at each address, by the place in the list.
+/// For each address, the index of the listener that answers.
 #[track_caller]
 fn who(listeners: &[Listener], side: Option<Side>, addresses: &[&str]) -> (String, Delta) {
     let host = Host::new();
-    let app = script("apps/shadow.py").display().to_string();
+    let app = helper("shadow/shadow.py").display().to_string();
     let port = net::free_port().to_string();
     let start = |(i, (of, address, options)): (usize, &Listener)| {
         let name = i.to_string();
@@ -23,7 +23,7 @@ fn who(listeners: &[Listener], side: Option<Side>, addresses: &[&str]) -> (Strin
         server
     };
     let _servers: Vec<Proc> = listeners.iter().enumerate().map(start).collect();
-    // (They are in `accept` then.)
+    // Give the servers time to reach `accept`.
     std::thread::sleep(Duration::from_millis(200));
     let before = host.snapshot();
     let count = ASKED.to_string();
@@ -32,7 +32,8 @@ fn who(listeners: &[Listener], side: Option<Side>, addresses: &[&str]) -> (Strin
     (asked.stdout, host.snapshot().since(&before))
 }
 
-/// `shm`: at so many of the addresses the listener is ours.
+/// The answers must be those of the kernel. `shm`: number of addresses whose listener has the
+/// library.
 #[track_caller]
 fn as_in_the_kernel(listeners: &[Listener], addresses: &[&str], shm: i128) {
     let (stock, _) = who(listeners, Some(Stock), addresses);
@@ -65,17 +66,18 @@ fn families_and_devices() {
     as_in_the_kernel(&[(Accel, "127.0.0.1", &[]), (Accel, "0.0.0.0", &["lo"])], &["127.0.0.1"], 1);
 }
 
-/// `seconds` after a nearer one has come it has all connections.
+/// A nearer listener starts; `seconds` later all connections must reach it.
 #[track_caller]
 fn comes_later(host: &Host, how: &str, seconds: &str) {
-    let app = script("apps/shadow.py").display().to_string();
+    let app = helper("shadow/shadow.py").display().to_string();
     let port = net::free_port().to_string();
     let args = [app.as_str(), "later", &port, seconds, how];
     let said = host.run(Accel, "later", 60, PYTHON, &args).success().stdout;
     assert_eq!(said, "B\nA\n", "{how}");
 }
 
-/// One of a program with the library is noticed at once, another one when the route is asked for again.
+/// A nearer listener with the library is noticed at once. One without it is noticed when the
+/// library next asks for the route.
 #[test]
 fn a_nearer_one_comes_later() {
     comes_later(&Host::new(), "timestamp", "0");
@@ -83,7 +85,8 @@ fn a_nearer_one_comes_later() {
     comes_later(&Host::new(), "stock", "5.5");
 }
 
-/// The kernel tells a system monitor's clients of every listener.
+/// The kernel informs the system monitor of every listener, so its clients notice also those
+/// without the library.
 #[test]
 fn a_nearer_one_without_the_library_is_noticed_at_once() {
     need_hosts!();

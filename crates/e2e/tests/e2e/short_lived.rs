@@ -1,21 +1,24 @@
-//! Connections that a server forks for: where they are short the listener becomes the kernel's (ADR 76).
+//! Servers that fork for each connection: if the connections are short, the listener uses the
+//! kernel (ADR 76).
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::counters::Delta;
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{artifacts, net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, helper, net, stock_mode, Host, Proc, PYTHON};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// What `forking.py` counts for so many connections with so many requests each.
+/// Runs the client of `forking.py` with so many connections and requests. Returns the changes of
+/// the counters.
 fn asked(host: &Host, port: u16, how: &str, connections: u32, requests: u32) -> Delta {
     let before = host.snapshot();
     let (port, n, m) = (port.to_string(), connections.to_string(), requests.to_string());
-    e2e::python(host, Accel, 60, "forking.py", &[how, &port, &n, &m]);
+    e2e::python(host, Accel, 60, "short_lived/forking.py", &[how, &port, &n, &m]);
     let count = |delta: &Delta| delta.get("connect_shm") + delta.get("connect_kernel");
     let mut delta = host.snapshot().since(&before);
-    // A process that has only used the kernel says at its end what it has counted; the report may come first.
+    // A process that has only used the kernel reports its counters when it ends, which may be
+    // after the first report.
     for _ in 0..100 {
         if stock_mode() || count(&delta) >= i128::from(connections) {
             break;
@@ -32,14 +35,15 @@ fn asked(host: &Host, port: u16, how: &str, connections: u32, requests: u32) -> 
 #[test]
 fn the_listener_is_the_kernels_after_short_ones_for_good() {
     let host = Host::new();
-    let path = script("apps/forking.py").display().to_string();
+    let path = helper("short_lived/forking.py").display().to_string();
     let port = net::free_port();
     let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
     if stock_mode() {
         asked(&host, port, "ask", 20, 1);
         return;
     }
-    // (A connection may be opened before the child of the one before it has noted whether that was short.)
+    // The next connection may be opened before the last child has noted how long its connection
+    // was.
     let delta = asked(&host, port, "ask", 60, 1);
     let learned = delta.get("connect_shm");
     assert!((16..30).contains(&learned), "learned after {learned}\n{delta}");
@@ -54,7 +58,7 @@ fn the_listener_is_the_kernels_after_short_ones_for_good() {
 #[test]
 fn connections_that_last_stay_over_shared_memory() {
     let host = Host::new();
-    let path = script("apps/forking.py").display().to_string();
+    let path = helper("short_lived/forking.py").display().to_string();
     let port = net::free_port();
     let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
     let delta = asked(&host, port, "ask", 60, 30);
@@ -64,7 +68,7 @@ fn connections_that_last_stay_over_shared_memory() {
 #[test]
 fn many_at_once_that_go_on_stay_over_shared_memory() {
     let host = Host::new();
-    let path = script("apps/forking.py").display().to_string();
+    let path = helper("short_lived/forking.py").display().to_string();
     let port = net::free_port();
     let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
     let delta = asked(&host, port, "together", 40, 3);
@@ -78,8 +82,8 @@ fn faults(pid: u32) -> u64 {
     behind_name.split_whitespace().nth(7).unwrap().parse().unwrap()
 }
 
-/// Pages that the one child which it has now shares with nobody: those that the child has written, and those that the
-/// parent has written since the fork.
+/// Number of pages that the process's only child shares with no other process: pages written by
+/// the child, and pages that the parent has written since the fork.
 fn pages_of_child(pid: u32) -> u64 {
     let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let one = || children().trim().parse::<u32>().ok();
@@ -89,10 +93,11 @@ fn pages_of_child(pid: u32) -> u64 {
     private.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 4
 }
 
-/// Each page that the server writes between two forks is copied, and so is each that the child writes. A connection in
-/// the kernel costs the server three more than on stock, with what is noted of descriptors, of the connection and for
-/// the fork; the child has those and some of its own. (Pages of code are mapped, not copied, and how many depends on
-/// where the compiler puts functions. They are not counted.)
+/// Each page that the server writes between two forks is copied, and so is each page that the
+/// child writes. For a connection in the kernel, the server may write three pages more than on
+/// stock sockets: notes about descriptors, about the connection, and for the fork. The child may
+/// write the same, and some pages of its own. (Pages of code are mapped, not copied. Their number
+/// depends on the compiler, so they are not counted.)
 #[test]
 fn a_fork_for_a_connection_writes_few_pages() {
     let host = Host::new();
@@ -111,7 +116,7 @@ fn a_fork_for_a_connection_writes_few_pages() {
             conn.shutdown(Shutdown::Write).unwrap();
             assert_eq!(conn.read(&mut [0]).unwrap(), 0, "until the child is through");
         };
-        // The library learns from a client without it, too.
+        // The library also learns from a client that has no library.
         (0..60).for_each(|_| ask(&mut 0));
         let (before, counted, mut children) = (faults(server.pid()), host.snapshot(), 0);
         (0..N).for_each(|_| ask(&mut children));
@@ -125,11 +130,12 @@ fn a_fork_for_a_connection_writes_few_pages() {
     eprintln!("{what}");
 }
 
-/// As standard input and output a connection is the kernel's: so is the listener of an inetd, after the first.
+/// A connection on standard input and output must use the kernel. After the first such connection,
+/// so must the listener of the inetd.
 #[test]
 fn the_listener_of_an_inetd_is_the_kernels() {
     let host = Host::new();
-    let path = script("apps/forking.py").display().to_string();
+    let path = helper("short_lived/forking.py").display().to_string();
     let port = net::free_port();
     let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "inetd", &port.to_string()]);
     let delta = asked(&host, port, "ask", 20, 1);
@@ -139,23 +145,23 @@ fn the_listener_of_an_inetd_is_the_kernels() {
     assert_eq!((delta.get("connect_shm"), delta.get("path_switch")), (0, 0), "{delta}");
 }
 
-/// Clients without the library show as well how long connections are.
+/// The library also learns from clients without the library how long connections are.
 #[test]
 fn strangers_are_learned_from() {
     let host = Host::new();
-    let path = script("apps/forking.py").display().to_string();
+    let path = helper("short_lived/forking.py").display().to_string();
     let port = net::free_port();
     let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
-    e2e::python(&host, Stock, 60, "forking.py", &["ask", &port.to_string(), "40", "1"]);
+    e2e::python(&host, Stock, 60, "short_lived/forking.py", &["ask", &port.to_string(), "40", "1"]);
     let delta = asked(&host, port, "ask", 10, 1);
     assert!(stock_mode() || delta.get("connect_kernel") == 10, "{delta}");
 }
 
-/// A child may do with its connection what it likes, also in an epoll instance.
+/// A child may use its connection in any way, also in an epoll instance.
 #[test]
 fn a_child_with_an_epoll_instance() {
     let host = Host::new();
-    let path = script("apps/forking.py").display().to_string();
+    let path = helper("short_lived/forking.py").display().to_string();
     for how in ["epoll", "edge", "oneshot", "dup", "nested", "threads", "fork"] {
         let port = net::free_port();
         let args = [&path, "serve", &port.to_string(), how];

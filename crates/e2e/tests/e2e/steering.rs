@@ -1,6 +1,6 @@
-//! Receive Flow Deliver with real programs: haproxy in the middle host opens a
-//! connection to the backend host for every request; the packets of these must
-//! be handled on the CPU of the thread that opened them.
+//! Receive Flow Deliver with real programs: for every request, haproxy in the middle host opens a
+//! connection to the backend host. The packets of this connection must be handled on the CPU of
+//! the thread that opened it.
 //!
 //! Long: tests of one subject on one fixture.
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const REQUESTS: usize = 2000;
 
-/// The command line, with this host's monitor, in the middle host.
+/// Runs the command line in the middle host, with this host's monitor.
 fn cli(host: &Host, name: &str, args: &[&str]) -> Proc {
     let mut command = host.command(Stock, artifacts::cli());
     command.args(args).env("FASTSOCKET_SOCKET", host.socket());
@@ -25,7 +25,7 @@ fn steer(host: &Host, args: &[&str]) -> Finished {
     cli(host, "steer", &[&["steer"], args].concat()).finish(Duration::from_secs(60))
 }
 
-/// nginx, stock, in the backend host, at port 80 over IPv4 and 8080 over IPv6.
+/// Starts nginx without the library in the backend host: at port 80 over IPv4, at 8080 over IPv6.
 fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
     let (v4, v6) = (chain.backend_address(), chain.backend.interfaces[0].v6);
     let dir = host.path().join("backend");
@@ -50,7 +50,7 @@ fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
     proc
 }
 
-/// haproxy with one thread a CPU, and a new connection to `server` a request.
+/// Starts haproxy with one thread per CPU; it makes a new connection to `server` for each request.
 fn haproxy(side: Side, host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
     let front = chain.middle_front();
     let config = host.file(
@@ -64,9 +64,9 @@ fn haproxy(side: Side, host: &Host, chain: &Chain, program: PathBuf, server: &st
     host.server(side, "haproxy", 8000, program, &["-db", "-f", &config.display().to_string()])
 }
 
-/// One request a connection from the client host to port 8000 of the middle
-/// host, with a measurement around it: packets of `program`'s connections of that
-/// `kind`, handled where it uses them, and elsewhere.
+/// Makes requests from the client host to port 8000 of the middle host, each on its own
+/// connection, and measures meanwhile. Of the connections of `program` with this `kind`, returns
+/// the packets handled on the CPU where the program uses them, and the others.
 fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> (u64, u64) {
     let measuring = cli(host, "locality", &["stat", "--locality", "60", "--json"]);
     net::wait_until(Duration::from_secs(60), || measuring.stderr().contains("measuring")).expect("it measures");
@@ -81,104 +81,27 @@ fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> 
     let report = measuring.finish(Duration::from_secs(60)).success().stdout;
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     let processes = report["processes"].as_array().expect("processes");
-    // The backend's nginx is another program of the same name.
+    // Leave out nginx of the backend host, which has the same name.
     let own: Vec<_> = processes.iter().filter(|p| p["program"] == program && !stranger(chain, p)).collect();
     assert!(!own.is_empty(), "{program} is not in {report}");
     let sum = |name: &str| own.iter().map(|p| p[kind][name].as_u64().expect("a number")).sum();
     (sum("local"), sum("remote"))
 }
 
-/// The same: every packet is handled where it is used.
+/// As `load`, but asserts that every packet was handled where it is used.
 fn all_local(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) {
     let (local, remote) = load(host, chain, ab, program, kind);
     println!("{program}: {local} packets local, {remote} elsewhere");
-    // An answer, its end, and ACKs, for each request.
+    // Each request has an answer packet, the end of the connection, and ACKs.
     assert!(local >= 2 * REQUESTS as u64, "{local} packets");
     assert_eq!(remote, 0, "beside {local} local packets");
 }
 
-/// Is this process in another host than the middle one?
+/// Whether this process runs in another host than the middle one.
 fn stranger(chain: &Chain, process: &serde_json::Value) -> bool {
     let theirs = std::fs::read_link(format!("/proc/{}/ns/net", process["pid"]));
     let ours = chain.middle.within(|| std::fs::read_link("/proc/thread-self/ns/net"));
     theirs.ok() != ours.ok()
-}
-
-#[test]
-fn haproxy_to_a_backend_host_is_local_with_steering() {
-    need_steering!();
-    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
-    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
-    let host = Host::on(&chain.middle);
-    let _backend = backend(&host, &chain, nginx);
-    let device = chain.middle.interfaces[1].device.clone();
-    let servers = [format!("{}:80", chain.backend_address()), format!("[{}]:8080", chain.backend.interfaces[0].v6)];
-    for server in &servers {
-        let proxy = haproxy(Accel, &host, &chain, program.clone(), server);
-
-        // Without steering half of the packets come to the wrong CPU.
-        let before = host.snapshot();
-        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
-        println!("{server}: not steered: {local} packets local, {remote} elsewhere");
-        assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
-        assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0, "no slices without steering");
-
-        steer(&host, &[&device]).success().says("rfd by XDP native").says("SOURCE PORTS").says("16384-32767");
-        let before = host.snapshot();
-        all_local(&host, &chain, &ab, "haproxy", "active");
-        let delta = host.snapshot().since(&before);
-        assert_eq!((delta.get("connect_slice"), delta.get("slice_full")), (REQUESTS as i128, 0));
-
-        let status = steer(&host, &["--json"]).success().stdout;
-        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
-        let packets = &status["devices"][0]["packets"];
-        let count = |name: &str| packets[name].as_array().expect(name).iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
-        assert!(count("to_self") > 0 && count("to_other") > 0, "{status}");
-        assert_eq!(count("no_cpu") + count("queue_full"), 0, "{status}");
-
-        steer(&host, &[&device, "--off"]).success().says("no device");
-        assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
-        drop(proxy);
-    }
-}
-
-/// By a table instead of slices: also what knows nothing of the library.
-#[test]
-fn haproxy_without_the_library_is_local_with_connect_cpu() {
-    need_steering!();
-    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
-    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
-    let host = Host::on(&chain.middle);
-    let _backend = backend(&host, &chain, nginx);
-    let device = chain.middle.interfaces[1].device.clone();
-    let _proxy = haproxy(Stock, &host, &chain, program, &format!("{}:80", chain.backend_address()));
-    steer(&host, &[&device, "--policy", "connect-cpu"]).success().says("connect-cpu by XDP native");
-    all_local(&host, &chain, &ab, "haproxy", "active");
-}
-
-#[test]
-fn rfd_goes_by_the_table_where_the_kernel_has_no_port_ranges() {
-    need_steering!();
-    let (nginx, program, ab, _cc) = (need!("nginx"), need!("haproxy"), need!("ab"), need!("cc"));
-    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
-    let mut host = Host::without_monitor(&chain.middle);
-    let older = host.path().join("no_port_ranges.so");
-    fsocket_testkit::compile("apps/no_port_ranges.c", &older, &["-shared", "-fPIC"]);
-    host.start_monitor_with(|command| {
-        command.env("LD_PRELOAD", &older);
-    });
-    let _backend = backend(&host, &chain, nginx);
-    let device = chain.middle.interfaces[1].device.clone();
-    let _proxy = haproxy(Accel, &host, &chain, program, &format!("{}:80", chain.backend_address()));
-    let why = "gives a socket no range of ports, so there are no slices";
-    steer(&host, &[&device]).success().says("rfd by XDP native").says(why).says("connect-cpu instead");
-    let before = host.snapshot();
-    all_local(&host, &chain, &ab, "haproxy", "active");
-    let delta = host.snapshot().since(&before);
-    assert_eq!((delta.get("connect_slice"), delta.get("slice_refused")), (0, 0), "{delta}");
-    let refused = steer(&host, &[&device, "--mode", "ntuple"]);
-    assert_ne!(refused.code, Some(0), "{}", refused.stdout);
-    assert!(refused.stderr.contains(why), "{}", refused.stderr);
 }
 
 /// nginx in the middle host, at port 8000, with a worker pinned to each CPU.
@@ -200,26 +123,6 @@ fn front(side: Side, host: &Host, chain: &Chain, nginx: &PathBuf) -> Proc {
     host.server(side, "front", 8000, nginx, &["-p", &dir, "-c", &config])
 }
 
-#[test]
-fn nginx_on_two_queues_is_local() {
-    need_steering!();
-    let (nginx, ab) = (need!("nginx"), need!("ab"));
-    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
-    // On a machine that does other work, too, a worker may be away for longer than the balance
-    // has patience, and what another one takes is not local.
-    let host = Host::configured(Some(&chain.middle), "[balance]\nenabled = false\n");
-    let stock = front(Stock, &host, &chain, &nginx);
-    let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
-    println!("stock: {local} packets local, {remote} elsewhere");
-    assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
-    drop(stock);
-    let ours = front(Accel, &host, &chain, &nginx);
-    // Which makes both workers known as such.
-    std::thread::sleep(Duration::from_millis(200));
-    all_local(&host, &chain, &ab, "nginx", "passive");
-    drop(ours);
-}
-
 /// `net.ipv4.NAME` of the middle host.
 fn sysctl(chain: &Chain, name: &str, value: &str) {
     let script = format!("echo '{value}' > /proc/sys/net/ipv4/{name}");
@@ -234,17 +137,17 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
     let host = Host::on(&chain.middle);
     let _backend = backend(&host, &chain, nginx);
     let address = chain.backend_address().to_string();
-    let app = fsocket_testkit::script("apps/slices.py").display().to_string();
-    // Two slices of 32 ports, of which the first lacks 10.
+    let app = fsocket_testkit::helper("steering/slices.py").display().to_string();
+    // Two slices of 32 ports. The first one lacks 10 reserved ports.
     sysctl(&chain, "ip_local_port_range", "40000 40063");
     sysctl(&chain, "ip_local_reserved_ports", "40000-40009");
     steer(&host, &[&chain.middle.interfaces[1].device]).success().says("40000-40031").says("40032-40063");
-    // Each to a port of its own, lest the first one's TIME_WAIT takes from the
-    // second. The application's own range lies in the second slice.
+    // Each CPU connects to a port of its own. Otherwise connections of the first CPU in TIME_WAIT
+    // would block ports of the second. The application's own range lies in the second slice.
     for (cpu, slice, free, to) in [("0", 40000..=40031, 22, "80"), ("1", 40032..=40063, 31, "81")] {
         let before = host.snapshot();
-        // What comes first takes three of the slice; then it is emptied, and four
-        // more are taken from wherever there are some.
+        // The first connections use three ports of the slice. More connections then empty the
+        // slice, and the last four use any free port.
         let count = free - 3 + 4;
         let done = host.run(Accel, "slices", 60, &python, &[&app, cpu, &address, to, &count.to_string()]).success();
         let ports: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
@@ -263,11 +166,11 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
         assert!(plain.iter().all(|p| (40010..=40063).contains(p)), "reserved ports stay free: {ports}");
         assert!(rest.iter().all(|p| !slice.contains(p)), "CPU {cpu}: a full slice: {ports}");
         let delta = host.snapshot().since(&before);
-        // The bound one, the one with a range of its own and loopback are not counted.
+        // Not counted: the bound connection, the one with its own range, and the one on loopback.
         assert_eq!(delta.get("connect_slice"), 3 + count as i128, "{ports}");
         assert_eq!((delta.get("slice_full"), delta.get("slice_refused")), (4, 0), "{ports}");
     }
-    // The same where shared memory is switched off.
+    // The result must be the same if shared memory is switched off.
     let before = host.snapshot();
     let mut command = host.command(Accel, &python);
     command.args([&app, "1", &address, "82", "5"]).env("FASTSOCKET_DISABLE", "shm");
@@ -277,14 +180,14 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
     assert!(ports["plain"].as_array().expect("ports").iter().all(own), "{ports}");
     assert!(own(&ports["late_port"]) && ports["bound"] == 29999, "{ports}");
     assert_eq!(host.snapshot().since(&before).get("connect_slice"), 3 + 5, "{ports}");
-    // Without steering: no slices.
+    // Without steering there are no slices.
     steer(&host, &[&chain.middle.interfaces[1].device, "--off"]).success();
     let before = host.snapshot();
     host.run(Accel, "slices", 60, &python, &[&app, "0", &address, "80", "1"]).success();
     assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0);
 }
 
-/// What `ip` says about a device of the middle host.
+/// The output of `ip` for a device of the middle host.
 fn shown(chain: &Chain, device: &str) -> String {
     let mut ip = std::process::Command::new("ip");
     ip.args(["-d", "link", "show", "dev", device]);
@@ -311,18 +214,18 @@ fn bad_input_is_told_and_leaves_nothing() {
     refused(&host, &[&device, "--cpus", "4000"], "map cpus");
     refused(&host, &[&device, "--off"], "is not steered");
 
-    // Another policy takes the place of the first; a device that goes is told.
+    // A second policy replaces the first one. The status must tell when a device is gone.
     steer(&host, &[&device]).success().says("rfd by XDP");
     steer(&host, &[&device, "--policy", "flow-groups", "--mode", "generic"])
         .success()
         .says("flow-groups by XDP generic");
     chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
-    // Announced by the kernel, so either still shown as gone, or forgotten.
+    // The kernel announces the end of the device, so the status shows it as gone, or not at all.
     let status = steer(&host, &[]).success().stdout;
     assert!(status.contains("GONE") || status.contains("no device of this network namespace is steered"), "{status}");
     steer(&host, &[]).success().says("no device of this network namespace is steered");
 
-    // A monitor that is killed takes the steering with it.
+    // The steering ends with the monitor, even if that is killed.
     let device = chain.middle.interfaces[0].device.clone();
     steer(&host, &[&device]).success();
     assert!(shown(&chain, &device).contains("xdp"));
@@ -340,8 +243,8 @@ fn rps(host: &Host, chain: &Chain, device: &str) -> String {
     std::fs::read_to_string(out).expect("text")
 }
 
-/// Where RFS looks flows up: one table for all network namespaces, which can be set from
-/// the first one only. As found when this ends.
+/// The size of the flow table for RFS. There is one table for all network namespaces, which can be
+/// set in the first one only. Dropping this value restores the size.
 struct FlowTable(String);
 impl FlowTable {
     const FILE: &str = "/proc/sys/net/core/rps_sock_flow_entries";
@@ -357,9 +260,109 @@ impl Drop for FlowTable {
     }
 }
 
-/// The flow table is one for the whole machine, and can be set from the first network namespace only.
+/// `stat --locality` attaches a BPF program to the root of all cgroups. Every monitor that looks for policies finds it
+/// there, and asks the kernel first. And the flow table is one for the whole machine, and can be set from the first
+/// network namespace only.
 mod alone {
     use super::*;
+
+    #[test]
+    fn haproxy_to_a_backend_host_is_local_with_steering() {
+        need_steering!();
+        let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+        let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+        let host = Host::on(&chain.middle);
+        let _backend = backend(&host, &chain, nginx);
+        let device = chain.middle.interfaces[1].device.clone();
+        let servers = [format!("{}:80", chain.backend_address()), format!("[{}]:8080", chain.backend.interfaces[0].v6)];
+        for server in &servers {
+            let proxy = haproxy(Accel, &host, &chain, program.clone(), server);
+
+            // Without steering, half of the packets reach the wrong CPU.
+            let before = host.snapshot();
+            let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+            println!("{server}: not steered: {local} packets local, {remote} elsewhere");
+            assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
+            assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0, "no slices without steering");
+
+            steer(&host, &[&device]).success().says("rfd by XDP native").says("SOURCE PORTS").says("16384-32767");
+            let before = host.snapshot();
+            all_local(&host, &chain, &ab, "haproxy", "active");
+            let delta = host.snapshot().since(&before);
+            assert_eq!((delta.get("connect_slice"), delta.get("slice_full")), (REQUESTS as i128, 0));
+
+            let status = steer(&host, &["--json"]).success().stdout;
+            let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+            let packets = &status["devices"][0]["packets"];
+            let count =
+                |name: &str| packets[name].as_array().expect(name).iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
+            assert!(count("to_self") > 0 && count("to_other") > 0, "{status}");
+            assert_eq!(count("no_cpu") + count("queue_full"), 0, "{status}");
+
+            steer(&host, &[&device, "--off"]).success().says("no device");
+            assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
+            drop(proxy);
+        }
+    }
+
+    /// By a table instead of slices, steering also works for programs without the library.
+    #[test]
+    fn haproxy_without_the_library_is_local_with_connect_cpu() {
+        need_steering!();
+        let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+        let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+        let host = Host::on(&chain.middle);
+        let _backend = backend(&host, &chain, nginx);
+        let device = chain.middle.interfaces[1].device.clone();
+        let _proxy = haproxy(Stock, &host, &chain, program, &format!("{}:80", chain.backend_address()));
+        steer(&host, &[&device, "--policy", "connect-cpu"]).success().says("connect-cpu by XDP native");
+        all_local(&host, &chain, &ab, "haproxy", "active");
+    }
+
+    #[test]
+    fn rfd_goes_by_the_table_where_the_kernel_has_no_port_ranges() {
+        need_steering!();
+        let (nginx, program, ab, _cc) = (need!("nginx"), need!("haproxy"), need!("ab"), need!("cc"));
+        let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+        let mut host = Host::without_monitor(&chain.middle);
+        let older = host.path().join("no_port_ranges.so");
+        fsocket_testkit::compile("steering/no_port_ranges.c", &older, &["-shared", "-fPIC"]);
+        host.start_monitor_with(|command| {
+            command.env("LD_PRELOAD", &older);
+        });
+        let _backend = backend(&host, &chain, nginx);
+        let device = chain.middle.interfaces[1].device.clone();
+        let _proxy = haproxy(Accel, &host, &chain, program, &format!("{}:80", chain.backend_address()));
+        let why = "gives a socket no range of ports, so there are no slices";
+        steer(&host, &[&device]).success().says("rfd by XDP native").says(why).says("connect-cpu instead");
+        let before = host.snapshot();
+        all_local(&host, &chain, &ab, "haproxy", "active");
+        let delta = host.snapshot().since(&before);
+        assert_eq!((delta.get("connect_slice"), delta.get("slice_refused")), (0, 0), "{delta}");
+        let refused = steer(&host, &[&device, "--mode", "ntuple"]);
+        assert_ne!(refused.code, Some(0), "{}", refused.stdout);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+
+    #[test]
+    fn nginx_on_two_queues_is_local() {
+        need_steering!();
+        let (nginx, ab) = (need!("nginx"), need!("ab"));
+        let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+        // On a machine that does other work, too, a worker may be away for longer than the balance
+        // has patience, and what another one takes is not local.
+        let host = Host::configured(Some(&chain.middle), "[balance]\nenabled = false\n");
+        let stock = front(Stock, &host, &chain, &nginx);
+        let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
+        println!("stock: {local} packets local, {remote} elsewhere");
+        assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
+        drop(stock);
+        let ours = front(Accel, &host, &chain, &nginx);
+        // After this time, both are known as workers.
+        std::thread::sleep(Duration::from_millis(200));
+        all_local(&host, &chain, &ab, "nginx", "passive");
+        drop(ours);
+    }
 
     #[test]
     fn without_xdp_the_kernel_follows_the_application() {
@@ -370,7 +373,7 @@ mod alone {
         let _backend = backend(&host, &chain, nginx);
         let device = chain.middle.interfaces[1].device.clone();
         let before = rps(&host, &chain, &device);
-        // Somebody else's program is there, and the device has no filters.
+        // Another monitor's program is attached to the device, and the device has no filters.
         let other = Host::on(&chain.middle);
         steer(&other, &[&device]).success().says("by XDP native").says("the device has no filters");
         steer(&host, &[&device])
@@ -390,11 +393,12 @@ mod alone {
         let _table = FlowTable::set();
         let (local_rps, remote_rps) = load(&host, &chain, &ab, "haproxy", "active");
         println!("RPS: {local_rps} packets local, {remote_rps} elsewhere");
-        // It is a table of hashes that is written when the application reads or writes.
+        // RFS uses a table of hashes that is updated when the application reads or writes, so some
+        // packets go elsewhere.
         assert!(remote_rps * 20 < local_rps, "{local_rps} local, {remote_rps} elsewhere");
         drop(proxy);
 
-        // A killed monitor leaves the masks, and the next one undoes them.
+        // A killed monitor leaves the masks changed; the next monitor must restore them.
         host.kill_monitor();
         assert_ne!(rps(&host, &chain, &device), before);
         host.start_monitor();
@@ -408,7 +412,7 @@ mod alone {
             let done = steer(&host, &[&[device.as_str()], args].concat());
             assert!(done.code != Some(0) && done.stderr.contains(why), "{args:?}: {}", done.stderr);
         }
-        // A device that goes.
+        // The device disappears while it is steered.
         steer(&host, &[&device, "--mode", "rps"]).success();
         chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
         let status = steer(&host, &[]).success().stdout;

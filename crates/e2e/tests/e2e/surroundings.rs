@@ -1,5 +1,5 @@
-//! Programs whose surroundings are not what they usually are: another allocator, a
-//! sanitizer, valgrind, a kernel that promises no more memory than it has.
+//! Programs in unusual surroundings: another allocator, a sanitizer, valgrind, or a kernel that
+//! promises no more memory than it has.
 
 use fsocket_e2e::native::{self, Echo};
 use fsocket_testkit::host::Accel;
@@ -8,7 +8,8 @@ use fsocket_testkit::{artifacts, find_program, net, stock_mode, Host, Proc, PYTH
 use std::path::Path;
 use std::time::Duration;
 
-/// A shared library of this name, where Debian has it; or leave the test, loudly.
+/// The path of a shared library where Debian installs it. Skips the test, with a message, if it is
+/// missing.
 macro_rules! need_library {
     ($name:literal) => {{
         let places = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
@@ -22,8 +23,8 @@ macro_rules! need_library {
     }};
 }
 
-/// The allocator before the library and behind it in the list: threads of C, and an
-/// interpreter whose every object is one of the allocator's.
+/// Loads the allocator before and after the library. Runs threads in C, and an interpreter that
+/// allocates all objects by it.
 #[track_caller]
 fn with_allocator(library: &Path) {
     let host = Host::new();
@@ -32,19 +33,19 @@ fn with_allocator(library: &Path) {
         Echo { preload: Some(list.clone()), ..Echo::default() }.check(&echo, &host, 6, 40);
         let before = host.snapshot();
         let port = net::free_port().to_string();
-        let path = |name: &str| fsocket_testkit::script(name).display().to_string();
+        let path = |name: &str| fsocket_testkit::helper(name).display().to_string();
         let python = |name: &str, args: &[&str]| {
             let mut command = host.command(Accel, PYTHON);
             command.args(args).env("LD_PRELOAD", &list).env("PYTHONMALLOC", "malloc");
             Proc::spawn(host.logs(), name, command)
         };
-        let mut server = python("ways-serve", &[&path("apps/process_ways.py"), "serve", &port]);
+        let mut server = python("ways-serve", &[&path("process_ways.py"), "serve", &port]);
         let listens = || stock_mode() || host.snapshot().report.is_some_and(|r| !r.listeners.is_empty());
         net::wait_until(Duration::from_secs(60), || {
             listens() && net::kernel_sockets(port.parse().expect("port"), "0A") > 0
         })
         .expect("it listens");
-        python("ways-ask", &[&path("apps/process_ways.py"), "ask", &port])
+        python("ways-ask", &[&path("process_ways.py"), "ask", &port])
             .finish(Duration::from_secs(60))
             .success()
             .says("ok");
@@ -68,7 +69,7 @@ fn mimalloc() {
     with_allocator(&need_library!("libmimalloc.so.2.0"));
 }
 
-/// gcc's sanitizers, their runtime in the program.
+/// gcc's sanitizers with their runtime linked into the program.
 #[test]
 fn sanitizers_in_the_program() {
     let host = Host::new();
@@ -82,8 +83,8 @@ fn sanitizers_in_the_program() {
     }
 }
 
-/// The same as libraries, as gcc has it by default: they come behind ours, of which
-/// AddressSanitizer would complain and end, did `fastsocket run` not tell it otherwise.
+/// The sanitizers as shared libraries (gcc's default). They are loaded after our library.
+/// AddressSanitizer would end the program for that, but `fastsocket run` switches this check off.
 #[test]
 fn sanitizers_as_libraries() {
     let host = Host::new();
@@ -91,12 +92,13 @@ fn sanitizers_as_libraries() {
     let before: &[&str] = if stock_mode() { &[] } else { &[&cli, "run", "--"] };
     for sanitizer in ["-fsanitize=address", "-fsanitize=thread", "-fsanitize=address,undefined"] {
         let echo = native::build(&host, "echo", &["echo.c"], &[sanitizer]);
-        // Nothing is preloaded into the command line itself.
+        // Preload nothing into the command line itself.
         Echo { before, preload: Some(String::new()), ..Echo::default() }.check(&echo, &host, 6, 40);
     }
 }
 
-/// Every access of the program, and ours on its behalf, is to memory that is there and was written.
+/// valgrind must find no access to invalid or uninitialised memory, by the program or by the
+/// library.
 #[test]
 fn valgrind() {
     let Some(valgrind) = find_program("valgrind") else {
@@ -110,22 +112,22 @@ fn valgrind() {
     Echo { before: &before, ..Echo::default() }.check(&echo, &host, 4, 14);
 }
 
-/// Memory that the kernel has promised to all processes, in KiB.
+/// Memory in KiB that the kernel has promised to all processes.
 fn committed() -> i64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
     let line = text.lines().find(|l| l.starts_with("Committed_AS:")).expect("Committed_AS");
     line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
 }
 
-/// A setting of the whole machine: others would have no memory meanwhile.
+/// These tests change a setting of the whole machine, which would take memory from other tests.
 mod alone {
     use super::*;
 
-    /// With `vm.overcommit_memory=2` address space that is never touched may not count: neither
-    /// that of channels, of which a server sees one with each client, nor our tables.
+    /// With `vm.overcommit_memory=2`, address space that is never touched must not count. This
+    /// concerns channels (a server has one for each client) and the library's tables.
     #[test]
     fn no_overcommit() {
-        // SAFETY: a plain system call.
+        // SAFETY: `geteuid` takes no arguments.
         if unsafe { libc::geteuid() } != 0 {
             return eprintln!("SKIPPED: vm.overcommit_memory needs root");
         }
@@ -133,12 +135,13 @@ mod alone {
         let read = |key: &str| std::fs::read_to_string(format!("/proc/sys/vm/{key}")).expect("vm").trim().to_owned();
         let mut cleanup = Cleanup::new().expect("guard");
         for key in KEYS {
-            // The one of the last two that is 0 is not in force; writing it would take the other out.
+            // One of the last two settings is 0 and not in force. Writing the 0 back would reset
+            // the other one.
             if read(key) != "0" || key == "overcommit_memory" {
                 cleanup.push(&format!("echo {} > /proc/sys/vm/{key}", read(key))).expect("push");
             }
         }
-        // Enough for whatever else runs on this machine.
+        // Leave enough for everything else on this machine.
         std::fs::write("/proc/sys/vm/overcommit_kbytes", (committed() + (8 << 20)).to_string()).expect("limit");
         std::fs::write("/proc/sys/vm/overcommit_memory", "2").expect("mode");
 
@@ -156,7 +159,8 @@ mod alone {
             Proc::spawn(host.logs(), "ask", ask).finish(Duration::from_secs(30)).success().says("ok");
         }
         let grown = own(server.pid()) - first;
-        // Threads of glibc: a stack of 8 MiB and the beginnings of a heap, each kept for the next.
+        // glibc gives each thread a stack of 8 MiB and the start of a heap, and keeps both for the
+        // next thread.
         assert!(grown < 100 << 10, "the server holds {grown} KiB more after {CLIENTS} clients");
         assert!(first < 64 << 10, "a server that has just begun holds {first} KiB");
         let grown = committed() - all;
@@ -170,7 +174,7 @@ mod alone {
     }
 }
 
-/// KiB of a process that count against the limit: mappings with the flag "ac".
+/// Number of KiB in a process's mappings that count against the limit: those with the flag "ac".
 fn accountable(smaps: &str) -> i64 {
     let text = std::fs::read_to_string(smaps).expect("smaps");
     let (mut size, mut sum) = (0, 0);

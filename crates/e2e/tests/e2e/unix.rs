@@ -1,16 +1,17 @@
-//! Unix stream sockets: the same calls, over the kernel and over shared memory.
+//! Unix stream sockets: the same calls over the kernel and over shared memory.
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{need, net, Host, Proc};
 use std::time::Duration;
 
-/// Random programs of two processes.
+/// Two processes make random calls.
 #[test]
 fn random_programs() {
     let host = Host::new();
     let (mut upgrades, mut switches) = (0, 0);
-    // (Where one end was late, as on a busy machine, both ends wait longer with the next ones.)
+    // On a busy machine an end may be late, and then both ends wait longer before they move the
+    // next connections.
     for seed in ["1", "5000", "10000", "15000", "20000"] {
         if upgrades >= 2 * 200 && switches > 0 {
             break;
@@ -23,7 +24,7 @@ fn random_programs() {
     assert!(upgrades >= 2 * 100 && switches > 0, "{upgrades} ends went over, {switches} back");
 }
 
-/// Calls that wait, and processes that fork, are replaced, pass the connection on, or are killed.
+/// Waiting calls, while processes fork, execute programs, pass the connection on, or are killed.
 #[test]
 fn calls_that_wait_and_processes_that_change() {
     let host = Host::new();
@@ -32,7 +33,8 @@ fn calls_that_wait_and_processes_that_change() {
     assert!(delta.get("path_switch") >= 6 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
-/// Sockets that are watched, or have a second number, before they are connected, as nginx's to its upstreams.
+/// Sockets that are watched or duplicated before they are connected, as nginx does with its
+/// upstream sockets.
 #[test]
 fn used_before_they_are_connected() {
     let host = Host::new();
@@ -41,7 +43,16 @@ fn used_before_they_are_connected() {
     assert_eq!(delta.get("hostile_peer"), 0, "{delta}");
 }
 
-/// A server that forks for each connection: the child has it alone as soon as the parent has closed it.
+/// A receive with SO_RCVTIMEO does not keep its connection in the kernel.
+#[test]
+fn receives_with_a_time_limit() {
+    let host = Host::new();
+    let Some(delta) = e2e::same_transcripts(&host, 120, "unix/timed.py", &[]) else { return };
+    assert_eq!(delta.get("path_upgrade"), 2 * 2, "{delta}");
+}
+
+/// A server that forks for each connection. The child has the connection alone as soon as the
+/// parent has closed it.
 #[test]
 fn a_server_that_forks() {
     let host = Host::new();
@@ -49,7 +60,7 @@ fn a_server_that_forks() {
     assert!(delta.get("path_upgrade") >= 2 * 12, "{delta}");
 }
 
-/// (The path is there before it listens.)
+/// Waits until the server listens. The path exists a little earlier.
 #[track_caller]
 fn listens(path: &str) {
     let connects = || std::os::unix::net::UnixStream::connect(path).is_ok();
@@ -80,7 +91,8 @@ fn redis_over_its_unix_socket() {
     }
 }
 
-/// The monitor is killed and comes again: nothing is lost, and connections go over again.
+/// The monitor is killed and started again. No byte may be lost, and connections must move to
+/// shared memory again.
 #[test]
 fn the_monitor_is_killed_and_comes_again() {
     let server = need!("redis-server");
@@ -92,7 +104,7 @@ fn the_monitor_is_killed_and_comes_again() {
     let args = ["--port", "0", "--unixsocket", &path, "--save", "", "--appendonly", "no"];
     let redis = host.start(Accel, "redis", &server, &args);
     listens(&path);
-    let script = fsocket_testkit::script("apps/unix/lasts.py").display().to_string();
+    let script = fsocket_testkit::helper("unix/lasts.py").display().to_string();
     let mut client = host.start(Accel, "client", fsocket_testkit::PYTHON, &[&script, &path]);
     client.wait_stdout("started", Duration::from_secs(60));
     let start = host.snapshot();
@@ -105,14 +117,15 @@ fn the_monitor_is_killed_and_comes_again() {
         again += u32::from(go_over(&host));
         assert!(client.running(), "{}", client.stderr());
     }
-    // (A process whose requests were answered late, as on a busy machine, asks nothing for up to half a minute.)
+    // On a busy machine, a process whose requests were answered late asks nothing for up to half a
+    // minute.
     assert!(again > 0, "they stay in the kernel: {}", host.snapshot().since(&start));
     client.signal(libc::SIGTERM);
     client.finish(Duration::from_secs(60)).success().says("ok True");
     stop(redis);
 }
 
-/// Whether two more connections go over.
+/// Whether two more connections move to shared memory.
 #[track_caller]
 fn go_over(host: &Host) -> bool {
     let before = host.snapshot();
@@ -133,7 +146,7 @@ fn switched_off() {
     if fsocket_testkit::stock_mode() {
         return eprintln!("SKIPPED: stock mode has nothing to switch off");
     }
-    let script = fsocket_testkit::script("apps/unix/forks.py").display().to_string();
+    let script = fsocket_testkit::helper("unix/forks.py").display().to_string();
     let mut command = host.command(Accel, fsocket_testkit::PYTHON);
     command.args([&script, "3"]).env("FASTSOCKET_DISABLE", "unix");
     let before = host.snapshot();
@@ -141,13 +154,14 @@ fn switched_off() {
     assert_eq!(host.snapshot().since(&before).get("path_upgrade"), 0);
 }
 
-/// The reports name them as ss(8) does, and rules find them by their names.
+/// Reports must name Unix sockets as ss(8) does, and rules must find them by their names.
 #[test]
 fn names_in_reports_and_rules() {
     if fsocket_testkit::stock_mode() {
         return eprintln!("SKIPPED: stock mode has no reports");
     }
-    // (The rules are read before there is a directory of the host's.)
+    // The monitor reads the rules before the directory of this host exists, so the path is a fixed
+    // one.
     let place = std::env::temp_dir().join(format!("fastsocket-test-names-{}", std::process::id()));
     let path = |name: &str| place.join(name).display().to_string();
     std::fs::create_dir_all(path("kept")).expect("a directory");
@@ -159,7 +173,7 @@ fn names_in_reports_and_rules() {
         path("kept")
     );
     let host = Host::for_all_users(&rules);
-    let script = fsocket_testkit::script("apps/unix/names.py").display().to_string();
+    let script = fsocket_testkit::helper("unix/names.py").display().to_string();
     let cli = fsocket_testkit::artifacts::cli().display().to_string();
     let mut command = host.command(Accel, fsocket_testkit::PYTHON);
     command.args([&script, &cli, "2", &shared, &kept, &name, &denied]).env("FASTSOCKET_SOCKET", host.socket());

@@ -1,11 +1,11 @@
-//! Sockets on an io_uring become the kernel's, and nothing is lost; a ring that
-//! reads files leaves them alone.
+//! If a socket is used on an io_uring, it must move to the kernel without loss. A ring that only
+//! reads files must not affect sockets.
 
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::{compile, need, stock_mode, Host};
 use std::path::Path;
 
-/// Does the kernel here let anybody make a ring?
+/// Whether the kernel lets any user make a ring.
 fn allowed() -> bool {
     let off = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() == "2");
     if off {
@@ -19,11 +19,11 @@ fn transcript(host: &Host, side: Side, program: &Path, args: &[&str]) -> String 
     host.run(side, "uring", 60, program, args).success().says("ok").stdout
 }
 
-/// The same on both sides; returns what was counted.
+/// The output must be equal on both sides. Returns the changes of the counters.
 #[track_caller]
 fn equal(host: &Host, how: &[&str], args: &[&str]) -> fsocket_testkit::counters::Delta {
     let program = host.path().join("uring");
-    compile("apps/uring.c", &program, how);
+    compile("uring/uring.c", &program, how);
     let stock = transcript(host, Stock, &program, args);
     let before = host.snapshot();
     let ours = transcript(host, Accel, &program, args);
@@ -37,10 +37,10 @@ fn switched(delta: &fsocket_testkit::counters::Delta) {
         eprintln!("PATH NOT ASSERTED: stock mode");
         return;
     }
-    // Five connections begin in shared memory, one of them waiting to be accepted; from
-    // then on the listener is the kernel's.
+    // Five connections begin in shared memory; one of them waits to be accepted. From then on the
+    // listener uses the kernel.
     assert!(delta.get("connect_shm") == 5 && delta.get("accept_shm") == 4, "not over shared memory\n{delta}");
-    // One is in an instance only.
+    // One connection is only in an epoll instance.
     assert!(delta.get("path_switch") >= 8, "not switched\n{delta}");
     assert!(delta.get("fallback.io_uring") >= 4, "no reason\n{delta}");
     assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
@@ -64,8 +64,8 @@ fn rings_by_syscall() {
     switched(&equal(&Host::new(), &["-DRAW"], &[]));
 }
 
-/// libuv does so; what is in the instance stays in shared memory, also when a call fails because the
-/// connection is there already or is not.
+/// libuv fills epoll instances by a ring. Connections in the instance must stay in shared memory,
+/// even if such a call fails because the connection is in the instance already, or is not.
 #[test]
 fn instances_that_are_filled_on_a_ring() {
     need!("cc");
@@ -85,8 +85,8 @@ fn instances_that_are_filled_on_a_ring() {
     }
 }
 
-/// The process that listens never accepts; those that do use rings. The kernel's queue serves the
-/// clients that waited in shared memory, also more than the backlog has room for.
+/// The process that listens never accepts; others accept by rings. The kernel's queue must serve
+/// the clients that waited in shared memory, even if they are more than the backlog allows.
 #[test]
 fn workers_of_one_listener() {
     need!("cc");
@@ -133,7 +133,7 @@ fn left_to_the_kernel(how: &[&str]) {
     assert!(delta.get("connect_shm") == 0 && delta.get("accept_shm") == 0, "{delta}");
 }
 
-/// Entries that nobody sees before the kernel does.
+/// A kernel thread polls the ring, so the library sees no call for its entries.
 #[test]
 fn a_ring_that_a_kernel_thread_polls() {
     need!("cc");
@@ -142,7 +142,8 @@ fn a_ring_that_a_kernel_thread_polls() {
     }
 }
 
-/// A ring that no hook has seen: it is found.
+/// The program makes a ring by its own system call instruction, without a hook. The library must
+/// find the ring.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn rings_by_system_calls_of_its_own() {
@@ -152,7 +153,8 @@ fn rings_by_system_calls_of_its_own() {
     }
 }
 
-/// A forked child trusts what its parent has found of descriptors, but not of those that it has closed.
+/// A forked child may rely on what its parent found about descriptors, except for those that the
+/// child has closed.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn rings_that_forked_children_make() {
@@ -165,8 +167,9 @@ fn rings_that_forked_children_make() {
         eprintln!("PATH NOT ASSERTED: stock mode");
         return;
     }
-    // (A child whose ring is found before it connects counts no connection: it uses the kernel for all.)
+    // If the ring is found before the child connects, the child uses the kernel for all
+    // connections, and counts none.
     assert!(delta.get("connect_shm") == 0 && delta.get("accept_kernel") == 3, "{delta}");
-    // The first one leaves the listener to the kernel.
+    // The first child leaves the listener to the kernel.
     assert!(delta.get("fallback.io_uring") >= 1, "no reason\n{delta}");
 }

@@ -1,9 +1,10 @@
-//! Processes that only use the kernel are counted and named, and counters outlive their process and monitor.
+//! Processes that use only the kernel must be counted and named. Counters must outlive their
+//! process and their monitor.
 
 use fsocket_e2e as e2e;
 use fsocket_proto::report::Report;
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{artifacts, net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, helper, net, stock_mode, Host, Proc, PYTHON};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -21,7 +22,7 @@ fn report(host: &Host) -> Report {
     host.snapshot().report.expect("a monitor")
 }
 
-/// Connections of one process to a port, one after the other.
+/// A process that makes connections to a port, one after the other.
 const CONNECT: &str = "import socket, sys\n\
     for _ in range(int(sys.argv[2])):\n    \
         with socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=30) as s:\n        \
@@ -33,7 +34,7 @@ fn a_process_that_only_uses_the_kernel() {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
     let mut command = host.command(Accel, PYTHON);
-    command.arg(script("apps/held.py")).args(["127.0.0.1", &port.to_string()]);
+    command.arg(helper("held.py")).args(["127.0.0.1", &port.to_string()]);
     let mut client = Proc::spawn(host.logs(), "held", command);
     client.wait_stdout("ok", Duration::from_secs(60));
     let now = report(&host);
@@ -42,7 +43,7 @@ fn a_process_that_only_uses_the_kernel() {
     assert_eq!((process.counters["connect_kernel"], process.counters["fallback.no_listener"]), (1, 1), "{process:?}");
     assert_eq!((now.totals["connect_kernel"], now.totals["connect_shm"]), (1, 0));
     drop(client);
-    // What it has not said before it says at its end.
+    // The process must report its last connections when it ends.
     let mut command = host.command(Accel, PYTHON);
     command.args(["-c", CONNECT, &port.to_string(), "7"]);
     Proc::spawn(host.logs(), "connect", command).finish(Duration::from_secs(60)).success();
@@ -51,7 +52,7 @@ fn a_process_that_only_uses_the_kernel() {
     assert_eq!((ended["connect_kernel"], ended["fallback.no_listener"], ended["connect_shm"]), (8, 8, 0));
 }
 
-/// The client of connections that stay open: so many more whenever a file appears.
+/// A client whose connections stay open. It opens more whenever a file appears.
 const MORE: &str = "import os, socket, sys, time\n\
     kept = []\n\
     for turn, n in enumerate(map(int, sys.argv[3].split(','))):\n    \
@@ -60,7 +61,8 @@ const MORE: &str = "import os, socket, sys, time\n\
         open(f'{sys.argv[2]}/done{turn}', 'w')\n\
     time.sleep(600)";
 
-/// At any moment, of a live process: whether it says what it counts or the monitor sees it.
+/// At any moment, all connections of a live process must be counted, whether the process reports
+/// them or the monitor sees them.
 #[test]
 fn all_connections_of_a_live_process_are_counted() {
     not_in_stock_mode!();
@@ -78,7 +80,7 @@ fn all_connections_of_a_live_process_are_counted() {
         let done = flags.join(format!("done{turn}"));
         net::wait_until(Duration::from_secs(60), || done.exists()).expect("connected");
         so_far += n;
-        // (`top` and the metrics read the same totals.)
+        // `top` and the metrics read the same totals.
         let now = report(&host);
         let process = now.processes.iter().find(|p| i64::from(p.pid) == i64::from(client.pid())).expect("it is named");
         assert_eq!((process.counters["connect_kernel"], now.totals["connect_kernel"]), (so_far, so_far), "turn {turn}");
@@ -86,7 +88,7 @@ fn all_connections_of_a_live_process_are_counted() {
     }
 }
 
-/// Ten connections to each server, all of which stay open.
+/// Opens ten connections to each server, and keeps all of them open.
 const HELD: &str = "import socket, sys, time\n\
     kept = []\n\
     for port in sys.argv[1:]:\n    \
@@ -97,7 +99,7 @@ const HELD: &str = "import socket, sys, time\n\
     print('ok', flush=True)\n\
     time.sleep(600)";
 
-/// The commands say at once what is open, and on which path.
+/// The commands must show at once which connections are open, and on which path.
 #[test]
 fn open_connections_by_path() {
     not_in_stock_mode!();
@@ -140,7 +142,7 @@ fn open_connections_by_path() {
     }
 }
 
-/// Counters that were told before there was an arena count once.
+/// Counters that were reported before the process had an arena must count only once.
 #[test]
 fn first_the_kernel_and_then_shared_memory() {
     not_in_stock_mode!();
@@ -176,7 +178,7 @@ fn one_line_at_the_end() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let (pid, said) = run(&["/bin/true"]);
     assert_eq!(said, format!("fastsocket: true ({pid}): 0 connections over shared memory, 0 over kernel TCP\n"));
-    // By `_exit`, and a child that ends so: each has had one.
+    // The process ends by `_exit`, and so does its child. Each has had one connection.
     let ends = format!(
         "import os, socket\npid = os.fork()\ns = socket.create_connection(('127.0.0.1', {port}))\n\
          pid and os.waitpid(pid, 0)\nos._exit(0)\n"
@@ -188,7 +190,7 @@ fn one_line_at_the_end() {
         "{said}"
     );
     assert!(said.lines().count() == 2 && said.contains(&format!("({pid})")), "{said}");
-    // Standard error is something else by now.
+    // Standard error is another file when the process ends.
     let taken = format!(
         "import os, socket\ns = socket.create_connection(('127.0.0.1', {port}))\nos.dup2(s.fileno(), 2)\n\
          f = open(os.devnull)\n"
@@ -196,14 +198,15 @@ fn one_line_at_the_end() {
     assert_eq!(run(&[PYTHON, "-c", &taken]).1, "");
 }
 
-/// Library and monitor of different versions: the kernel serves, and the reason is counted.
+/// If library and monitor have different versions, the kernel must serve, and the reason must be
+/// counted.
 #[test]
 fn a_monitor_of_another_version() {
     not_in_stock_mode!();
     let host = Host::new();
     let (_ours, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
     let socket = host.path().join("other.sock").display().to_string();
-    let other = fsocket_testkit::script("apps/other_version.py").display().to_string();
+    let other = fsocket_testkit::helper("other_version.py").display().to_string();
     let mut other = host.start(Stock, "other", PYTHON, &[&other, &socket]);
     other.wait_stdout("ok", Duration::from_secs(60));
     let mut command = host.command(Stock, artifacts::cli());

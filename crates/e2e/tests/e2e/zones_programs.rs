@@ -1,5 +1,4 @@
-//! Local listen sockets under real programs. Clients are stock, so that every
-//! connection is the kernel's.
+//! Local listen sockets under real programs. Clients have no library, so they use the kernel.
 
 use fsocket_e2e as e2e;
 use fsocket_e2e::need_two_cpus;
@@ -17,7 +16,7 @@ fn nginx(host: &Host, main: &str, events: &str, env: &[(&str, &str)]) -> (Proc, 
     nginx_listening(host, main, events, "", env)
 }
 
-/// The same with `how` behind its `listen`.
+/// The same, with `how` appended to the `listen` directive.
 #[track_caller]
 fn nginx_listening(host: &Host, main: &str, events: &str, how: &str, env: &[(&str, &str)]) -> (Proc, u16) {
     let port = net::free_port();
@@ -44,7 +43,7 @@ fn nginx_listening(host: &Host, main: &str, events: &str, how: &str, env: &[(&st
     (server, port)
 }
 
-/// A tenth of a second's worth of requests from each CPU, all answered.
+/// Makes requests from each CPU for about a tenth of a second; all must be answered.
 #[track_caller]
 fn ab_from_both(host: &Host, port: u16, n: u64) {
     let ab = fsocket_testkit::find_program("ab").expect("ab");
@@ -54,7 +53,7 @@ fn ab_from_both(host: &Host, port: u16, n: u64) {
                 pin(cpu);
                 let url = format!("http://127.0.0.1:{port}/64");
                 let n_text = n.to_string();
-                // Nobody may wait for long, either.
+                // No connection may wait for long, either.
                 let args = ["-q", "-s", "5", "-n", &n_text, "-c", "8", &url];
                 let done = host.run(Stock, "ab", 60, &ab, &args).success();
                 e2e::ab_clean(&done.stdout);
@@ -66,8 +65,8 @@ fn ab_from_both(host: &Host, port: u16, n: u64) {
     }
 }
 
-/// A host where what one CPU receives stays its own. Here one CPU alone receives for a while,
-/// and after two seconds of that half of it would be given to the other one (docs/network.md).
+/// A host where flow groups do not move. In these tests one CPU alone receives for a while, and
+/// after two seconds half of its groups would move to the other CPU (docs/network.md).
 #[track_caller]
 fn strict() -> Host {
     Host::configured(None, "[balance]\nmigrate = false\n")
@@ -82,8 +81,8 @@ fn each_has_a_socket(port: u16, server: &Proc) {
     assert!(both, "{} listen sockets: {}", sockets(), server.stderr());
 }
 
-/// Both zones accepted about `n` from their own socket. (A worker without CPU time is helped by the other one, from
-/// whose socket a thread takes.)
+/// In both zones, workers must have accepted about `n` connections from their own socket. (If a
+/// worker gets no CPU time, the other one takes some of its connections.)
 #[track_caller]
 fn assert_local(host: &Host, n: u64) {
     if stock_mode() {
@@ -96,7 +95,7 @@ fn assert_local(host: &Host, n: u64) {
     }
 }
 
-/// ab, while the server is disturbed so many times.
+/// Runs ab while `disturb` is called `times` times.
 #[track_caller]
 fn ab_while(host: &Host, port: u16, times: u64, options: &[&str], disturb: impl Fn()) -> Finished {
     let ab = fsocket_testkit::find_program("ab").expect("ab");
@@ -136,8 +135,8 @@ fn nginx_that_takes_turns_does_not_hang() {
     let (_nginx, port) = nginx(&host, "daemon off;", "accept_mutex on;", &[NO_SHM]);
     ab_from_both(&host, port, 1000);
     std::thread::sleep(Duration::from_secs(2));
-    // Whoever has the mutex, whoever had it last: nobody waits in the queue of a
-    // worker that does not look.
+    // Any worker may hold nginx's accept mutex. No connection may wait in the queue of a worker
+    // that does not poll.
     ab_from_both(&host, port, 1000);
 }
 
@@ -150,10 +149,11 @@ fn nginx_reload_and_killed_workers() {
     let (nginx, port) = nginx(&host, "daemon off;", "", &[NO_SHM]);
     let done = ab_while(&host, port, 4, &[], || nginx.signal(libc::SIGHUP));
     e2e::ab_clean(&done.stdout);
-    // Killed: at most what the dead had accepted fails, 16 at a time.
+    // A worker is killed: only the connections that it had accepted may fail, at most 16 each
+    // time.
     let done = ab_while(&host, port, 4, &["-r"], || signal(children(nginx.pid())[0], libc::SIGKILL));
     let failed = e2e::ab_number(&done.stdout, "Failed requests:");
-    // ab counts a request that failed under up to three headings.
+    // ab counts one failed request under up to three headings.
     assert!(failed <= 4 * 16 * 3, "{failed}\n{}", done.stdout);
     ab_from_both(&host, port, 500);
     if !stock_mode() {
@@ -161,8 +161,8 @@ fn nginx_reload_and_killed_workers() {
     }
 }
 
-/// USR2: the new binary inherits the listen sockets, and works for them beside the old
-/// one; then the old one goes.
+/// On USR2 a new binary inherits the listen sockets and serves beside the old one; then the old
+/// one ends.
 #[test]
 fn nginx_binary_upgrade_fails_no_request() {
     need!("nginx");
@@ -170,7 +170,7 @@ fn nginx_binary_upgrade_fails_no_request() {
     need_two_cpus!();
     for (listen, sockets, env) in [("", 3, &[NO_SHM][..]), ("", 3, &[]), ("reuseport", 2, &[NO_SHM])] {
         let host = strict();
-        // In the foreground nginx ignores the signal.
+        // nginx ignores the signal if it runs in the foreground.
         let (_starter, port) = nginx_listening(&host, "daemon on;", "", listen, env);
         let pid_file = host.path().join("nginx/pid");
         let master = || std::fs::read_to_string(&pid_file).ok().and_then(|t| t.trim().parse::<i32>().ok());
@@ -204,7 +204,7 @@ fn nginx_binary_upgrade_fails_no_request() {
 }
 
 fn signal(pid: i32, signal: i32) {
-    // SAFETY: a signal to a process of this test.
+    // SAFETY: `kill` takes no pointers, and the process belongs to this test.
     unsafe { libc::kill(pid, signal) };
 }
 
@@ -248,7 +248,7 @@ fn haproxy_threads() {
     assert_local(&host, 800);
 }
 
-/// Threads begin to watch the listener at the same moment.
+/// Threads begin to watch the listener at the same moment. At every start, each must get a queue.
 #[test]
 fn each_thread_of_haproxy_has_a_queue_at_every_start() {
     let haproxy = need!("haproxy");
@@ -274,7 +274,7 @@ fn each_thread_of_haproxy_has_a_queue_at_every_start() {
     }
 }
 
-/// haproxy as it is by default: SO_REUSEPORT on every socket.
+/// haproxy in its default configuration uses SO_REUSEPORT on every socket.
 #[test]
 fn haproxy_by_default() {
     let haproxy = need!("haproxy");
@@ -297,7 +297,7 @@ fn haproxy_by_default() {
         let up = || !server.running() || net::kernel_sockets(port, "0A") > 0;
         net::wait_until(Duration::from_secs(60), up).expect("up");
         assert!(server.running(), "{}", server.stderr());
-        // A thread joins when it first has to wait.
+        // A thread gets its queue when it first has to wait.
         for _ in 0..10 {
             ab_from_both(&host, port, 1000);
             if stock_mode() || counter(&host.zones(), "zone_joins") >= 2 {
@@ -308,7 +308,7 @@ fn haproxy_by_default() {
             let before = host.zones();
             ab_from_both(&host, port, 1000);
             let zones = host.zones();
-            // All that came since both threads wait. (ab opens some more than it uses.)
+            // All connections since both threads wait. (ab opens some more than it uses.)
             let since = |kind| selected(&zones, kind) - selected(&before, kind);
             assert!(since("lookups") >= 2000 && since("self") == since("lookups"), "shards {shards}: {zones:#}");
             assert_eq!(counter(&zones, "fallback.zone_shared"), 0, "{zones:#}");
@@ -335,7 +335,7 @@ fn nginx_reuseport() {
         assert!(since("lookups") >= 2000 && since("self") == since("lookups"), "{what}: {zones:#}");
         let both = |z: &_, kind| accepted(z, 0, kind) + accepted(z, 1, kind);
         let by = |kind| both(&zones, kind) - both(&before, kind);
-        // (A worker without CPU time is helped by the other one.)
+        // The other worker may take connections of a worker that gets no CPU time.
         assert!(by("local") >= 1500 && by("local") + by("stolen") >= 2000, "{what}: {zones:#}");
         assert_eq!(net::kernel_sockets(port, "0A"), 2, "{what}: nothing was made beside them");
     };
@@ -372,7 +372,8 @@ fn lighttpd_workers() {
     ab_from_both(&host, port, 1000);
     assert_local(&host, 900);
     if !stock_mode() {
-        // Unpinned workers, one for each CPU: they were pinned.
+        // The workers did not pin themselves, and there is one for each CPU, so the library must
+        // have pinned them.
         for pid in children(server.pid()) {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
             let list =

@@ -1,4 +1,5 @@
-//! The monitor is killed and started again: zones go on, and are taken over.
+//! The monitor is killed and started again. Zones must go on, and the next monitor must take them
+//! over.
 
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{connect, counter, pin, selected, told, Server, Start};
@@ -7,16 +8,16 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 fn is_root() -> bool {
-    // SAFETY: no arguments.
+    // SAFETY: `geteuid` takes no arguments.
     unsafe { libc::geteuid() == 0 }
 }
 
 fn signal(pid: i32, signal: i32) {
-    // SAFETY: a signal to a process of this test.
+    // SAFETY: `kill` takes no pointers, and the process belongs to this test.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Connections from CPU 0 that nobody has accepted.
+/// Opens `n` connections from CPU 0, which no worker accepts yet.
 fn wait_in_queue(server: &Server, n: usize) -> Vec<TcpStream> {
     let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
     std::thread::scope(|s| {
@@ -29,7 +30,7 @@ fn wait_in_queue(server: &Server, n: usize) -> Vec<TcpStream> {
     })
 }
 
-/// Kills the worker of CPU 0 while connections wait for it; all are answered.
+/// Kills the worker of CPU 0 while connections wait for it. All of them must be answered.
 #[track_caller]
 fn kill_the_worker(server: &Server, what: &str) {
     let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
@@ -41,7 +42,7 @@ fn kill_the_worker(server: &Server, what: &str) {
     }
 }
 
-/// Workers in places of the only group.
+/// Number of workers that have a place in the only group.
 fn places(host: &Host) -> usize {
     let zones = host.zones();
     zones["groups"].as_array().map_or(0, |g| g.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum())
@@ -68,17 +69,18 @@ fn run(options: &[&str]) {
     net::wait_until(Duration::from_secs(60), || places(&host) == 2).expect("both workers");
     assert_local(&server, 0, "at first");
     host.kill_monitor();
-    // Without a monitor: the program selects, and moves what waits.
+    // Without a monitor, the BPF program still selects sockets, and moves connections of closed
+    // ones.
     assert_local(&server, 0, "no monitor");
     assert_local(&server, 1, "no monitor");
     kill_the_worker(&server, "no monitor");
-    // The new worker has no zone, and serves all the same.
+    // The new worker gets no zone, but must serve.
     server.ask("127.0.0.1", 0, 50);
     assert_local(&server, 1, "a worker without the monitor");
     host.start_monitor();
-    // The other one was there before it.
+    // The other worker started before this monitor.
     net::wait_until(Duration::from_secs(60), || places(&host) >= 1).expect("the old worker is known");
-    // The new one asks again when it accepts.
+    // The new worker asks for a zone again when it accepts.
     let joined = || {
         server.ask("127.0.0.1", 0, 20);
         places(&host) == 2

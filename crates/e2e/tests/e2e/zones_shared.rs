@@ -1,5 +1,5 @@
-//! Programs that share their address themselves (SO_REUSEPORT): each worker's own
-//! socket is its local one, and who does not know us is not starved.
+//! Programs that share their address by SO_REUSEPORT themselves: each worker's own socket is its
+//! local one. A program without the library at the same address must get its share.
 
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{accepted, connect, counter, selected, wait_for_places, Server, Start};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Connections from each of two CPUs, all to the worker that is pinned there.
+/// Connections from each of two CPUs must all reach the worker that is pinned there.
 #[track_caller]
 fn assert_local(server: &Server, what: &str) {
     for cpu in 0..2 {
@@ -39,10 +39,10 @@ fn each_workers_own_socket_is_its_local_one() {
                     wait_for_places(&host, 2);
                 }
                 assert_local(&server, &what);
-                // Nothing was made beside them.
+                // The library must make no further sockets.
                 server.wait_for_sockets(2);
                 if !stock_mode() {
-                    // (The monitor reads the counters of the kernel's programs now and then.)
+                    // The monitor reads the counters of the BPF programs only now and then.
                     let all = |zones: &_| [selected(zones, "lookups"), selected(zones, "self")] == [100, 100];
                     let counted = net::wait_until(Duration::from_secs(60), || all(&host.zones()));
                     let zones = host.zones();
@@ -69,8 +69,9 @@ fn threads_with_a_socket_each() {
     }
 }
 
-/// All start at once: the first worker is told of a stranger, which is the second one's socket,
-/// and then sleeps, perhaps where it cannot be told that this was none.
+/// All workers start at once. The first worker is told of a foreign socket, which is the second
+/// worker's. It then sleeps, perhaps in a call in which it cannot be told that the socket was not
+/// foreign.
 #[test]
 fn a_sibling_that_was_not_announced_yet_is_no_stranger() {
     need_two_cpus!();
@@ -113,16 +114,17 @@ fn unpinned_workers_are_left_to_the_hash() {
         }
     }
     assert_eq!(by_worker.len(), 2);
-    // Binomial, 400 at a half: 140 is six deviations away.
+    // The number is binomial (400 connections, probability 1/2); 140 is six standard deviations
+    // below the mean.
     assert!(by_worker.values().all(|n| *n > 140), "{by_worker:?}");
     if !stock_mode() {
         let zones = host.zones();
         assert!(counter(&zones, "fallback.zone_unpinned") >= 2, "{zones:#}");
-        // The first ones may have come before there was a program.
+        // The first connections may have come before the BPF program was attached.
         let by_hash = selected(&zones, "to_kernel");
         assert!(by_hash >= 390 && by_hash == selected(&zones, "lookups"), "{zones:#}");
     }
-    // Unless they may be pinned.
+    // With permission to pin workers, zones are used.
     let env = &[("FASTSOCKET_DISABLE", "shm,balance"), ("FASTSOCKET_PIN", "auto")];
     let server = Start { options: &["sockets"], env, ..Start::default() }.run(&host);
     if !stock_mode() {
@@ -131,11 +133,11 @@ fn unpinned_workers_are_left_to_the_hash() {
     }
 }
 
-/// A second server on the same port, and the share of connections that each of the
-/// two gets from CPU 0, where the first one has a worker.
+/// Starts a second server on the same port. Returns it, and how many connections from CPU 0 it
+/// gets although the first server has a worker there.
 fn shares(host: &Host, first: &Server, side: Side, port: u16) -> (Server, usize) {
     let port_text = port.to_string();
-    let script = fsocket_testkit::script("apps/zone_server.py").display().to_string();
+    let script = fsocket_testkit::helper("zone_server.py").display().to_string();
     let mut command = host.command(side, fsocket_testkit::PYTHON);
     command.args([&script, "fork-epoll", "127.0.0.1", &port_text, "2", "pin", "sockets"]);
     command.env("FASTSOCKET_DISABLE", "shm");
@@ -144,7 +146,7 @@ fn shares(host: &Host, first: &Server, side: Side, port: u16) -> (Server, usize)
     net::wait_until(Duration::from_secs(60), || net::kernel_sockets(port, "0A") == before + 2).expect("it listens");
     let pids = children(first.process.pid());
     let second = Server { process, port };
-    // Strangers are looked for once a second while connections come.
+    // The monitor looks for foreign sockets once a second while connections come.
     let by_second = || second.ask("127.0.0.1", 0, 200).iter().filter(|t| !pids.contains(&t.pid)).count();
     let mut n = 0;
     for _ in 0..12 {
@@ -172,14 +174,14 @@ fn a_stranger_on_the_address_gets_its_share() {
     if stock_mode() {
         return;
     }
-    // It has gone: the zones are back.
+    // When the foreign server has ended, zones must work again.
     let all_local = || server.ask("127.0.0.1", 1, 50).iter().all(|t| t.cpu == 1);
     net::wait_until(Duration::from_secs(60), all_local).expect("zones again");
-    // One of ours shares them: by CPU for both.
+    // Another server with the library shares the address. Both servers must select by CPU.
     let (second, n) = shares(&host, &server, Accel, port);
     assert!((50..150).contains(&n), "the other one got {n} of 200");
     assert_local(&server, "two servers");
-    // And takes all over, without a loss, when the first one is gone.
+    // When the first server ends, the second one must serve all connections without a loss.
     drop(server);
     assert_eq!(second.ask("127.0.0.1", 0, 50).len(), 50);
     wait_for_places(&host, 2);
@@ -190,7 +192,8 @@ fn a_stranger_on_the_address_gets_its_share() {
 fn a_selector_of_the_programs_own_is_left_alone() {
     need_two_cpus!();
     let host = Host::new();
-    // The classic program: everything to the second socket.
+    // A classic BPF program that the application has attached; it selects the second socket for
+    // everything.
     let code = "import socket, struct, ctypes, os, select, sys\n\
         def make():\n    s = socket.socket(); s.setsockopt(1, 15, 1); s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(64); return s\n\
         a, b = make(), make()\n\

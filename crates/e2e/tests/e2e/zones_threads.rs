@@ -1,5 +1,5 @@
-//! Workers in which one thread adds the listener to an epoll instance, and another one, or several,
-//! wait there.
+//! Workers in which one thread adds the listener to an epoll instance, and one or more other
+//! threads wait there.
 
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{accepted, Server, Start};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const BALANCED: &[(&str, &str)] = &[("FASTSOCKET_DISABLE", "shm")];
 
-/// Two workers, both with a local listen socket.
+/// Starts two workers, both with a local listen socket.
 #[track_caller]
 fn start(host: &Host, options: &[&str], env: &[(&str, &str)]) -> Server {
     let server = Start { options, env, ..Start::default() }.run(host);
@@ -23,7 +23,7 @@ fn the_queue_is_that_of_the_thread_that_waits() {
     for options in [&["pin", "another"][..], &["pin", "another", "itself"]] {
         let host = Host::new();
         let server = start(&host, options, Start::default().env);
-        // A thread that is pinned elsewhere changes its queue when it begins to wait.
+        // If a thread is pinned to another CPU, it changes its queue when it next begins to wait.
         for cpu in 0..2 {
             server.ask("127.0.0.1", cpu, 10);
         }
@@ -43,8 +43,9 @@ fn the_queue_is_that_of_the_thread_that_waits() {
     }
 }
 
-/// A thread that only adds the listener to an epoll instance is no worker: it would have a queue that it never
-/// looks at, and the thread in `accept` would ask the monitor twice for each connection.
+/// A thread that only adds the listener to an epoll instance must not count as a worker. Otherwise
+/// it would have a queue that no thread polls, and the thread in `accept` would ask the monitor
+/// twice for each connection.
 #[test]
 fn a_thread_that_only_adds_a_listener_has_no_queue() {
     need_two_cpus!();
@@ -64,7 +65,7 @@ fn a_thread_that_only_adds_a_listener_has_no_queue() {
     assert_eq!((host.snapshot().since(&before).get("accept_kernel"), remote), (200, 0), "{zones:#}");
 }
 
-/// Is a thread of it in `epoll_pwait` or `epoll_wait`?
+/// Whether a thread of the process is in `epoll_pwait` or `epoll_wait`.
 fn waits_for_events(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let calls = [libc::SYS_epoll_pwait, libc::SYS_epoll_wait].map(|n| format!("{n} "));
@@ -80,9 +81,9 @@ fn a_listener_that_another_thread_takes_out_is_no_longer_served_there() {
         let server = start(&host, &["pin", "another"], env);
         let gone = server.ask("127.0.0.1", 0, 1)[0].pid;
         net::wait_until(Duration::from_secs(60), || waits_for_events(gone)).expect("its second thread sleeps again");
-        // SAFETY: a signal to a process of this test.
+        // SAFETY: `kill` takes no pointers, and the process belongs to this test.
         unsafe { libc::kill(gone, libc::SIGUSR1) };
-        // The worker has only that one socket left that all share.
+        // Only the shared socket remains for the worker.
         server.wait_for_sockets(2);
         let refuses = || server.ask("127.0.0.1", 0, 1)[0].pid != gone;
         assert!(net::wait_until(Duration::from_secs(60), refuses).is_ok(), "{env:?}: it still serves");
@@ -107,13 +108,14 @@ fn what_waits_for_a_killed_worker_is_taken_by_whichever_thread_is_there() {
     }
 }
 
-/// A process that can have no local listen socket, beside a relative that has one and does not look.
+/// A process that can have no local listen socket must get the connections in the queue of a
+/// relative that never polls.
 #[test]
 fn who_takes_turns_gets_what_nobody_else_takes() {
     let host = Host::new();
     for order in ["first", "last"] {
         let before = host.snapshot();
-        assert_eq!(fsocket_e2e::python(&host, Accel, 90, "turns.py", &[order]).trim(), "ok", "{order}");
+        assert_eq!(fsocket_e2e::python(&host, Accel, 90, "zones_threads/turns.py", &[order]).trim(), "ok", "{order}");
         if stock_mode() {
             return eprintln!("PATH NOT ASSERTED: stock mode");
         }

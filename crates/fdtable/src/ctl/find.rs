@@ -1,4 +1,5 @@
-//! The way to the monitor: the first one, that of a forked child, and one after a monitor that has died.
+//! How a process finds the monitor: at its start, in a forked child, and after a monitor has
+//! died.
 
 use super::state::{
     dead, fd, given, in_time, never, patience, waited, DEAD, DIED_PAUSE, FD, FOUND_AT, FULL, LATER, LATER_AT, LOCK,
@@ -9,30 +10,33 @@ use crate::lock::Lock;
 use crate::upcalls::upcalls;
 use crate::{process, rights, stats};
 use core::sync::atomic::{AtomicBool, Ordering};
-use fsocket_proto::{answer, request};
+use fsocket_proto::{answer, paths, request};
 use fsocket_runtime::uid_map;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Where the monitor was found; a length and the path.
+/// The path of the monitor's socket: length and bytes.
 #[link_section = ".data.fsocket_start"]
 pub(super) static PATH: Lock<(usize, [u8; PATH_MAX])> = Lock::new((0, [0; PATH_MAX]));
-/// The pause between two looks of a forked child, nanoseconds.
+/// The pause between two attempts of a forked child to find the monitor, nanoseconds.
 const LATER_PAUSE: u64 = 1_000_000_000;
-/// The same of a process that no monitor was there for when it began.
+/// The same for a process that found no monitor when it started.
 const FIRST_PAUSE: u64 = 250_000_000;
-/// The socket is one of a monitor that has not said anything yet, while none is known.
+/// No monitor is known, but the socket is connected to one that has not sent anything yet.
 static MEETING: AtomicBool = AtomicBool::new(false);
-/// How long it is waited for that at a time, nanoseconds.
+/// A monitor was found at the path that only monitors of this library's ABI version use.
+#[link_section = ".data.fsocket_start"]
+static OF_OWN_ABI: AtomicBool = AtomicBool::new(false);
+/// How long one attempt waits for the first message of such a monitor, nanoseconds.
 const MEETING_FOR: u64 = 5_000_000;
-/// How long a thread waits for another one that looks for it, nanoseconds.
+/// How long a thread waits while another thread looks for the monitor, in nanoseconds.
 const LOOKING_FOR: u64 = 100_000_000;
 
-/// Bytes of a Unix socket's path.
+/// Maximum length of a Unix socket's path.
 const PATH_MAX: usize = 108;
 
-/// Connect and say hello, without waiting for the answer.
+/// Connects to the monitor and sends the first message, without waiting for the answer.
 pub fn open(path: Option<&[u8]>) -> bool {
-    let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
+    let path = path.unwrap_or(paths::SYSTEM_SOCKET.as_bytes());
     match connect(path, patience()) {
         Ok(fd) => {
             remember(path);
@@ -43,8 +47,9 @@ pub fn open(path: Option<&[u8]>) -> bool {
     }
 }
 
-/// No monitor is there yet, or none that takes a connection in time. The process is as one whose monitor has died, down to a control socket with nobody at
-/// the other end: it finds the first one as others find the next one.
+/// No monitor exists yet, or none accepts a connection in time. The process then behaves as if
+/// its monitor had died: the control socket has no peer, and the process looks for a monitor as
+/// it would look for a successor.
 #[cold]
 fn await_first(path: &[u8]) -> bool {
     let Ok(fd) = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) else { return false };
@@ -57,7 +62,7 @@ fn await_first(path: &[u8]) -> bool {
     true
 }
 
-/// Where the monitor is, although it was reached on another way.
+/// Stores the monitor's path, for a process that has reached the monitor in another way.
 pub fn remember(path: &[u8]) {
     if let Some(mut p) = PATH.lock().ok().filter(|_| path.len() <= PATH_MAX) {
         p.0 = path.len();
@@ -65,15 +70,15 @@ pub fn remember(path: &[u8]) {
     }
 }
 
-/// Is that where our monitor is? None: the system's.
+/// Is `path` the path of this process's monitor? None: the system's monitor.
 pub fn same_path(path: Option<&[u8]>) -> bool {
-    let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
+    let path = path.unwrap_or(paths::SYSTEM_SOCKET.as_bytes());
     PATH.lock().is_ok_and(|p| p.1[..p.0.min(PATH_MAX)] == *path)
 }
 
-/// Before something that needs the monitor: a child that was forked when there
-/// was nothing to announce (a server that goes into the background before it
-/// listens), or whose parent's has died, finds it now.
+/// Called before an action that needs the monitor. A child may have been forked when there was
+/// nothing to announce (a server that becomes a daemon before it listens), or its parent's
+/// monitor may have died. Such a child looks for the monitor now.
 pub fn wanted() {
     if LATER.load(Ordering::Relaxed) || LOOKING.load(Ordering::Relaxed) != 0 {
         look_for_it();
@@ -88,9 +93,9 @@ fn look_for_it() {
     }
     let me = process::thread();
     if LOOKING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        // Another thread will know in a moment; what is left to the kernel now (a listener) may stay
-        // there. Not for one that this very thread was looking for, before the signal.
-        // (Acquire: pairs with the release below.)
+        // Another thread will know soon. If it takes too long, the caller leaves its object (a
+        // listener) to the kernel. A signal handler does not wait if it has interrupted the very
+        // thread that looks. (Acquire: pairs with the release below.)
         while ![0, me].contains(&LOOKING.load(Ordering::Acquire)) {
             if sys::now_ns().saturating_sub(now) > LOOKING_FOR {
                 return;
@@ -102,7 +107,7 @@ fn look_for_it() {
     if now >= LATER_AT.load(Ordering::Relaxed) && LATER.swap(false, Ordering::AcqRel) {
         find_it(now);
     }
-    // Release: what was found, for those that wait.
+    // Release: makes the result visible to waiting threads.
     LOOKING.store(0, Ordering::Release);
 }
 
@@ -123,13 +128,13 @@ fn find_it(now: u64) {
     }
 }
 
-/// Connects to where the monitor is, within so many nanoseconds.
+/// Connects to the monitor's path, within `within` nanoseconds.
 fn dial(within: u64) -> Result<i32> {
     let (len, path) = PATH.lock().map(|p| *p).map_err(|_| Errno::EAGAIN)?;
     connect(&path[..len.min(PATH_MAX)], within)
 }
 
-/// Looks for a monitor after the one that has died. False: there is none yet.
+/// Looks for the successor of a dead monitor. False: there is none yet.
 fn meet() -> bool {
     let met = greet_another();
     if met && !dead() {
@@ -138,7 +143,8 @@ fn meet() -> bool {
     met
 }
 
-/// Once it has answered, it is told first what this process shares; then it is this process's monitor.
+/// Greets another monitor. When the monitor has answered, this process announces what it shares.
+/// Only then does the monitor become this process's monitor.
 fn greet_another() -> bool {
     let Ok(_l) = LOCK.lock() else { return false };
     if !MEETING.swap(false, Ordering::AcqRel) {
@@ -160,7 +166,7 @@ fn greet_another() -> bool {
             close_opt(got);
             return hang_up();
         }
-        // A service manager may have made the socket for one that is still to come.
+        // A service manager may have made the socket before the monitor runs.
         Err(Errno::EAGAIN | Errno::EINTR) => {
             MEETING.store(true, Ordering::Release);
             return false;
@@ -178,7 +184,7 @@ fn greet_another() -> bool {
     }
     FOUND_AT.store(sys::now_ns(), Ordering::Relaxed);
     if understands < fsocket_proto::REATTACH || !(upcalls().announce)() {
-        // It knows nothing of what was shared over the first one.
+        // This monitor does not know what the process has shared under the first one.
         process::disable();
     }
     NEVER.store(false, Ordering::Relaxed);
@@ -186,7 +192,7 @@ fn greet_another() -> bool {
     true
 }
 
-/// The socket of a monitor that was not to be met.
+/// Closes the socket of a monitor that this process may not use.
 fn hang_up() -> bool {
     let fd = FD.swap(-1, Ordering::AcqRel);
     if fd >= 0 {
@@ -195,7 +201,7 @@ fn hang_up() -> bool {
     false
 }
 
-/// Use `fd` as the control socket and greet the monitor on it.
+/// Uses `fd` as the control socket and greets the monitor.
 #[link_section = ".text.fsocket_start"]
 pub fn adopt_fd(fd: i32) -> bool {
     if !greet(fd) {
@@ -222,23 +228,24 @@ fn greet(fd: i32) -> bool {
     send_on(fd, &hello.into(), None, sys::now_ns() + given()).is_ok()
 }
 
-/// A call that waits on the socket does so for at most that many nanoseconds. `option`: SO_RCVTIMEO or SO_SNDTIMEO.
+/// Limits waits on the socket to `ns` nanoseconds. `option`: SO_RCVTIMEO or SO_SNDTIMEO.
 #[link_section = ".text.fsocket_start"]
 fn limit_waits(fd: i32, option: i32, ns: u64) {
-    // (0 would be no limit.)
+    // (0 would mean no limit.)
     let t = libc::timeval { tv_sec: 0, tv_usec: (ns / 1000).clamp(1, 999_999) as i64 };
     // SAFETY: a timeval is plain bytes.
     let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, option, bytes);
 }
 
-/// Errors: EAGAIN: so many others wait to be accepted, for all of `within` nanoseconds.
+/// Connects, within `within` nanoseconds. Error EAGAIN: the monitor's queue was full all that
+/// time.
 #[link_section = ".text.fsocket_start"]
 fn connect_within(fd: i32, addr: &[u8], within: u64) -> Result<()> {
     let began = sys::now_ns();
     loop {
         let left = within.saturating_sub(sys::now_ns() - began);
-        // In `connect`, too, where the queue of those that wait to be accepted is full.
+        // This also limits a `connect` that waits because the monitor's queue is full.
         limit_waits(fd, libc::SO_SNDTIMEO, left);
         let r = sys::connect(fd, addr);
         if r == Err(Errno::EINTR) && left != 0 {
@@ -250,9 +257,30 @@ fn connect_within(fd: i32, addr: &[u8], within: u64) -> Result<()> {
     }
 }
 
-/// Connects to a monitor. Errors: those of [`connect_within`]; EPERM: it is neither root's nor this user's.
+/// Connects to the monitor of this library's ABI version at `path`. If there is none, this
+/// function tries `path` itself, where a monitor of another ABI may listen (it refuses HELLO), or
+/// a socket that somebody has put there. A process that has met a monitor of its ABI does not try
+/// this, because the refusal would switch the library off. It waits for the next monitor instead.
+/// Errors: those of [`connect_to`].
 #[link_section = ".text.fsocket_start"]
 fn connect(path: &[u8], within: u64) -> Result<i32> {
+    let (began, mut room) = (sys::now_ns(), [0; PATH_MAX]);
+    if let Some(own) = paths::versioned(path, fsocket_abi::VERSION, &mut room) {
+        match connect_to(own, within) {
+            Err(Errno::ENOENT | Errno::ECONNREFUSED) if !OF_OWN_ABI.load(Ordering::Relaxed) => {}
+            done => {
+                OF_OWN_ABI.fetch_or(done.is_ok(), Ordering::Relaxed);
+                return done;
+            }
+        }
+    }
+    connect_to(path, within.saturating_sub(sys::now_ns() - began))
+}
+
+/// Connects to a monitor's socket. Errors: those of [`connect_within`]; EPERM: the monitor runs
+/// neither as root nor as this user.
+#[link_section = ".text.fsocket_start"]
+fn connect_to(path: &[u8], within: u64) -> Result<i32> {
     let mut addr = [0u8; core::mem::size_of::<libc::sockaddr_un>()];
     if path.is_empty() || path.len() + 3 > addr.len() {
         return Err(Errno::EINVAL);
@@ -261,7 +289,7 @@ fn connect(path: &[u8], within: u64) -> Result<i32> {
     addr[2..2 + path.len()].copy_from_slice(path);
     let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)?;
     let r = connect_within(fd, &addr[..path.len() + 3], within).and_then(|()| {
-        // Only root's or our own monitor may tell us what to map.
+        // Only a monitor of root or of this user may decide what this process maps.
         let mut cred = [0u8; 12];
         sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred)?;
         let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
@@ -278,8 +306,9 @@ fn connect(path: &[u8], within: u64) -> Result<i32> {
     Ok(fd)
 }
 
-/// In a user namespace that has no number for the monitor's user, as root of the host: the mount of the directory of
-/// its socket vouches for the monitor, if no process in this namespace could have put a socket there.
+/// For a user namespace that has no number for the monitor's user (root of the host). Was the
+/// directory of the monitor's socket mounted into this container? If no process in this namespace
+/// could have put a socket there, the mount proves that the monitor is the host's.
 #[cold]
 fn was_mounted(path: &[u8]) -> bool {
     let mut directory = [0u8; PATH_MAX];

@@ -1,4 +1,4 @@
-//! What is known of the monitor: whether there is one, whether it answers, and whether it is looked for.
+//! State of the monitor for this process: does it live, does it answer, does a thread look for it?
 
 use crate::lock::Lock;
 use crate::upcalls::upcalls;
@@ -8,92 +8,97 @@ use fsocket_sys as sys;
 
 #[link_section = ".data.fsocket_start"]
 pub(super) static FD: AtomicI32 = AtomicI32::new(-1);
-/// Held by the thread that waits for an answer, or reads what came unasked. The number of the last request.
+/// Held by the thread that waits for an answer or reads messages. Contains the number of the last
+/// request.
 pub(super) static LOCK: Lock<u32> = Lock::new(0);
 #[link_section = ".data.fsocket_start"]
 pub(super) static DEAD: AtomicBool = AtomicBool::new(false);
-/// There was none yet: [`DEAD`], but nothing is shared that somebody would have to watch over.
+/// No monitor has been found since the start. [`DEAD`] is set too, but nothing is shared that
+/// somebody must watch.
 #[link_section = ".data.fsocket_start"]
 pub(super) static NEVER: AtomicBool = AtomicBool::new(false);
-/// The last piece of a sleep that no monitor watches over, nanoseconds.
+/// Length of the last piece of a sleep without a monitor, in nanoseconds.
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
-/// A forked child that was not announced to the monitor has no socket until it
-/// needs one.
+/// A forked child was not announced to the monitor. It gets its control socket later.
 #[link_section = ".data.fsocket_start"]
 pub(super) static LATER: AtomicBool = AtomicBool::new(false);
-/// When to look for the monitor again, nanoseconds.
+/// The time of the next attempt to find the monitor, in nanoseconds.
 #[link_section = ".data.fsocket_start"]
 pub(super) static LATER_AT: AtomicU64 = AtomicU64::new(0);
-/// The pause between two looks while none has come after the one that has died, nanoseconds.
+/// The pause between two attempts after a monitor has died, in nanoseconds.
 pub(super) const DIED_PAUSE: u64 = 100_000_000;
-/// The monitor has another version.
+/// The monitor has another version than the library.
 pub(super) static MISMATCH: AtomicBool = AtomicBool::new(false);
-/// Channels of which it does not know both sides; see [`halves`].
+/// Number of channels of which the monitor does not know both sides; see [`halves`].
 static HALVES: AtomicU32 = AtomicU32::new(0);
-/// How long an answer may take before the monitor counts as silent, nanoseconds.
+/// If an answer takes longer, the monitor counts as silent. Nanoseconds.
 pub(super) const PATIENCE: u64 = 1_000_000_000;
-/// When it was found silent, nanoseconds; 0: it is not. A silent monitor still counts this process
-/// as alive and names it to its peers, so that their wake-ups go on through it; but nothing is
-/// asked, no sleep relies on it, and no message waits for room.
+/// The time when the monitor was found silent, in nanoseconds; 0: it answers. A silent monitor
+/// still counts this process as alive and names it to its peers, so peers still wake each other
+/// through the monitor. But this process sends no requests to it, does not rely on it in a sleep,
+/// and does not wait for room to send.
 #[link_section = ".data.fsocket_start"]
 pub(super) static SILENT: AtomicU64 = AtomicU64::new(0);
-/// How long an answer may take that the program can do without: the kernel does it then. Also one look
-/// for an answer.
+/// The longest wait for an answer that the program can do without, because the kernel can serve
+/// the call instead. It also limits one attempt to find the monitor.
 pub(super) const SHORT_PATIENCE: u64 = 250_000_000;
-/// How much of that is left, nanoseconds: the connection to the monitor, its first answer and the first request
-/// share it. An answer in time gives it back.
+/// The unused rest of the short patience, in nanoseconds. Connecting to the monitor, its first
+/// answer and the first request share this time. An answer in time restores it.
 #[link_section = ".data.fsocket_start"]
 static LEFT: AtomicU64 = AtomicU64::new(SHORT_PATIENCE);
-/// How long that is for this program, nanoseconds.
+/// The short patience that the user has set, in nanoseconds.
 #[link_section = ".data.fsocket_start"]
 static GIVEN: AtomicU64 = AtomicU64::new(SHORT_PATIENCE);
-/// Until when nothing of that kind is asked, nanoseconds, after an answer that took longer.
+/// After an answer that took too long: until this time, requests that the program can do without
+/// are not made. Nanoseconds.
 pub(super) static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
-/// How long that is, nanoseconds: the first time, doubled with each time in a row up to the longest.
+/// The first pause of this kind in nanoseconds. It doubles with each late answer, this many times
+/// at most.
 const SLOW_PAUSE: u64 = 1_000_000_000;
 const LONGEST_PAUSE: u32 = 5;
-/// Times in a row.
+/// Number of successive late answers.
 static LATE: AtomicU32 = AtomicU32::new(0);
-/// A monitor is there, and its queue of new connections was full when this process looked for it.
+/// A monitor exists, but its queue of new connections was full when this process looked for it.
 #[link_section = ".data.fsocket_start"]
 pub(super) static FULL: AtomicBool = AtomicBool::new(false);
-/// How long nothing is asked of a silent one, nanoseconds.
+/// How long a silent monitor gets no requests, in nanoseconds.
 pub(super) const SILENCE: u64 = 10_000_000_000;
-/// When one was found after another had died, or after this process began; nanoseconds.
+/// The time when a monitor was found after another had died, or after the start of this process,
+/// in nanoseconds.
 pub(super) static FOUND_AT: AtomicU64 = AtomicU64::new(0);
-/// Thread that is looking for the monitor; 0: none.
+/// The thread that is looking for the monitor; 0: none.
 #[link_section = ".data.fsocket_start"]
 pub(super) static LOOKING: AtomicU64 = AtomicU64::new(0);
 
-/// Has this child not met the monitor yet, and is the monitor not known to have died?
-/// (A thread that looks for the monitor stores what it has found before it ends its look.)
+/// Has this child not contacted the monitor yet, and is the monitor not known to have died? (A
+/// thread that looks for the monitor stores the result before it clears LOOKING.)
 pub fn unmet() -> bool {
     !DEAD.load(Ordering::Relaxed) && fd() < 0 && (LATER.load(Ordering::Acquire) || LOOKING.load(Ordering::Acquire) != 0)
 }
 
-/// Is there none now, and it is looked for?
+/// Is there no monitor now, and does the process look for one?
 pub fn may_come() -> bool {
     dead() && LATER.load(Ordering::Relaxed)
 }
 
-/// Was there none since this process began?
+/// Has there been no monitor since this process began?
 pub fn never() -> bool {
     NEVER.load(Ordering::Relaxed)
 }
 
-/// Has the monitor another version, so that there is nothing to talk about?
+/// Does the monitor have another version, so that the two cannot talk?
 pub fn mismatch() -> bool {
     MISMATCH.load(Ordering::Relaxed)
 }
 
-/// Is nothing asked for a while that the program can do without, because the last answer took too long?
+/// Are requests that the program can do without suspended, because the last answer took too long?
 pub fn is_slow() -> bool {
     let now = sys::now_ns();
     let silent = SILENT.load(Ordering::Relaxed);
     now < SLOW_UNTIL.load(Ordering::Relaxed) || silent != 0 && now.saturating_sub(silent) < SILENCE
 }
 
-/// Why there is no monitor, or none that answers.
+/// Why there is no monitor, or why it does not answer.
 pub fn why_none() -> Reason {
     match (MISMATCH.load(Ordering::Relaxed), DEAD.load(Ordering::Relaxed)) {
         (true, _) => Reason::Version,
@@ -103,7 +108,8 @@ pub fn why_none() -> Reason {
     }
 }
 
-/// FASTSOCKET_PATIENCE: milliseconds that the program waits for the monitor where the kernel would do.
+/// FASTSOCKET_PATIENCE: how many milliseconds the program waits for the monitor in calls that the
+/// kernel could serve instead.
 pub fn init(patience_ms: Option<u32>) {
     if let Some(ms) = patience_ms {
         GIVEN.store(u64::from(ms) * 1_000_000, Ordering::Relaxed);
@@ -115,17 +121,17 @@ pub(super) fn given() -> u64 {
     GIVEN.load(Ordering::Relaxed)
 }
 
-/// How long an answer may take that the program needs, nanoseconds.
+/// The longest wait for an answer that the program needs, in nanoseconds.
 pub(super) fn long_patience() -> u64 {
     given().max(PATIENCE)
 }
 
-/// How long this process may wait now for what it can do without, nanoseconds.
+/// The longest wait now for an answer that the program can do without, in nanoseconds.
 pub(super) fn patience() -> u64 {
     LEFT.load(Ordering::Relaxed)
 }
 
-/// It has waited since then.
+/// Subtracts the time since `since` from the patience that is left.
 pub(super) fn waited(since: u64) {
     let spent = sys::now_ns().saturating_sub(since);
     LEFT.store(patience().saturating_sub(spent), Ordering::Relaxed);
@@ -143,8 +149,8 @@ pub fn fd() -> i32 {
     FD.load(Ordering::Relaxed)
 }
 
-/// The monitor is gone (or never was): no new connections over shared memory,
-/// and no monitor notices when a peer dies.
+/// The monitor is gone, or there never was one. No new connections use shared memory, and no
+/// monitor notices the death of peers.
 pub fn dead() -> bool {
     DEAD.load(Ordering::Relaxed) || fd() < 0
 }
@@ -154,7 +160,8 @@ pub fn alive() -> Option<i32> {
     (!dead()).then(fd)
 }
 
-/// Some channels more or less of which the monitor does not know both sides. (It wraps around below zero.)
+/// Changes the number of channels of which the monitor does not know both sides. (The number
+/// wraps around below zero.)
 pub fn halves(more: i32) {
     HALVES.fetch_add(more as u32, Ordering::AcqRel);
 }
@@ -165,44 +172,51 @@ pub fn any_half() -> bool {
     HALVES.load(Ordering::Relaxed) != 0
 }
 
-/// Does a monitor live that answers and knows both sides of every channel?
+/// Is there a live monitor that answers and knows both sides of every channel?
 #[inline]
 pub fn is_watched() -> bool {
     !dead() && SILENT.load(Ordering::Relaxed) == 0 && !any_half()
 }
 
-/// While no monitor watches over our peers, sleeps are cut into pieces: short ones
-/// at first, doubling while nothing happens. None: the monitor lives.
+/// Is there no monitor that watches the peers, so that this process must check them itself?
+/// (False if there never was a monitor and none can come.)
+pub fn is_unwatched() -> bool {
+    !is_watched() && (!never() || may_come())
+}
+
+/// While [`is_unwatched`] is true, a sleep is cut into pieces. Returns the length of the next
+/// piece: short at first, doubling while nothing happens.
 pub fn unwatched() -> Option<u64> {
     const MIN: u64 = 1_000_000;
     const MAX: u64 = 500_000_000;
     const FIRST: u64 = 1_000_000_000;
-    if is_watched() {
+    if !is_unwatched() {
         return None;
     }
     if never() {
-        return may_come().then_some(FIRST);
+        return Some(FIRST);
     }
     let ns = UNWATCHED.load(Ordering::Relaxed).clamp(MIN, MAX);
     UNWATCHED.store((ns * 2).min(MAX), Ordering::Relaxed);
     Some(ns)
 }
 
-/// Something happened: look closely again for a while.
+/// Something has happened, so the pieces of a sleep become short again.
 pub fn progress() {
     if !is_watched() {
         UNWATCHED.store(0, Ordering::Relaxed);
     }
 }
 
-/// As if the monitor had died: nothing is asked, and nothing read.
+/// Detaches this process from the monitor for good. As after the monitor's death, it makes no
+/// request and reads nothing.
 pub fn detach() {
     died();
-    // (Also what that has just set.)
+    // (`died` may have set this, to look for another monitor.)
     LATER.store(false, Ordering::Release);
 }
 
-/// It is certain that the monitor has died.
+/// The monitor has certainly died.
 pub fn died() {
     if !DEAD.swap(true, Ordering::AcqRel) {
         UNWATCHED.store(0, Ordering::Relaxed);
@@ -213,7 +227,8 @@ pub fn died() {
     }
 }
 
-/// The monitor takes too long. (An answer that comes later is undone or used in [`unasked`].)
+/// The monitor takes too long. (If the answer comes later, [`unasked`] uses it or undoes its
+/// effect.)
 #[cold]
 pub(super) fn is_late(short: bool) {
     let now = sys::now_ns();

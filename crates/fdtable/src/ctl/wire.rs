@@ -1,4 +1,4 @@
-//! Single packets to and from the monitor, and what follows from one that nobody has asked for.
+//! Single packets to and from the monitor, and the effects of messages that nobody asked for.
 
 use super::state::{dead, died, fd, is_late, long_patience, patience, unmet, LATER, MISMATCH, SILENT, SLOW_UNTIL};
 use crate::upcalls::upcalls;
@@ -8,24 +8,24 @@ use fsocket_proto::{request, Message, Msg, MSG_SIZE};
 use fsocket_sys::{self as sys, Errno, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The longest pause before a message is sent again that the kernel had no room for; all pauses
-/// together are twice that.
+/// The longest pause before a packet is sent again if the kernel had no room. All pauses together
+/// take twice as long.
 const ROOM_PAUSE: u64 = 32_000_000;
 
-/// One message before another monitor is this process's.
+/// Sends a message to a monitor that is not this process's monitor yet.
 pub fn show(m: impl Into<Msg>, attach: i32) -> bool {
     send(&m.into(), Some(attach), sys::now_ns() + long_patience()).is_ok()
 }
 
-/// A message without an answer.
+/// Sends a message that has no answer.
 #[inline]
 pub fn tell(m: impl Into<Msg>, attach: Option<i32>) -> bool {
     tell_packet(&m.into(), attach)
 }
 
 fn tell_packet(m: &Msg, attach: Option<i32>) -> bool {
-    // SEQPACKET sends are atomic: no lock, so this also works where the lock
-    // is held further up the stack.
+    // SEQPACKET sends are atomic, so they need no lock, and this works even if a caller holds the
+    // lock.
     if unmet() {
         return false; // Nothing has died: the first that is found is the one.
     }
@@ -34,7 +34,8 @@ fn tell_packet(m: &Msg, attach: Option<i32>) -> bool {
         return false;
     }
     let now = sys::now_ns();
-    // A sleeper that is not rung looks by itself, and is rung by many calls: none of them waits while others have in vain.
+    // A sleeper that misses a ring checks by itself. Rings are frequent, so none of them waits
+    // long for room.
     let short = m.is::<request::Ring>();
     let limit = match short {
         true if now < SLOW_UNTIL.load(Ordering::Relaxed) => now,
@@ -57,9 +58,10 @@ pub(super) fn send(m: &Msg, attach: Option<i32>, limit: u64) -> Result<()> {
     sent
 }
 
-/// The same over a socket that is not yet this process's for the monitor. An error that says nothing about the monitor
-/// (a signal, no memory for the packet, too many descriptors under way) is no end of it: this process would
-/// stop to wake its peers, while the monitor still names it to them. Such a packet is sent again.
+/// The same over a socket that is not this process's control socket yet. Some errors say nothing
+/// about the monitor: a signal, no memory for the packet, too many descriptors in flight. After
+/// these the packet is sent again, and the monitor does not count as dead. (Otherwise this
+/// process would stop waking its peers, while the monitor still names it to them.)
 pub(super) fn send_on(fd: i32, m: &Msg, attach: Option<i32>, limit: u64) -> Result<()> {
     let mut pause = 1_000_000;
     loop {
@@ -76,12 +78,12 @@ pub(super) fn send_on(fd: i32, m: &Msg, attach: Option<i32>, limit: u64) -> Resu
     }
 }
 
-/// Does this error of a packet concern the kernel's memory, and not the other side?
+/// Does this error concern the kernel's memory, and not the monitor?
 pub(super) fn passes(e: Errno) -> bool {
     matches!(e, Errno::ENOMEM | Errno::ENOBUFS | Errno::ETOOMANYREFS)
 }
 
-/// Waits until a socket is ready for that, at most up to `limit`. False: it is not.
+/// Waits until a socket is ready, until time `limit` at most. False: it is not ready.
 pub(super) fn ready_before(fd: i32, events: i16, limit: u64) -> bool {
     let mut p = libc::pollfd { fd, events, revents: 0 };
     loop {
@@ -90,7 +92,7 @@ pub(super) fn ready_before(fd: i32, events: i16, limit: u64) -> bool {
         match unsafe { sys::ppoll(&mut p, 1, Some(left), core::ptr::null()) } {
             Ok(0) => return false,
             Err(Errno::EINTR) => {}
-            // (An error is for the call that comes next.)
+            // (After an error, the caller's next call on the socket returns it.)
             _ => return true,
         }
     }
@@ -118,7 +120,7 @@ pub(super) fn unasked(m: &Msg, got: Option<i32>) {
         None => Message::decode(m),
         Some(_) => {
             if m.is::<request::Hello>() {
-                // Another version: there is nothing to talk about.
+                // The monitor has another version, so the library cannot use it.
                 MISMATCH.store(true, Ordering::Relaxed);
                 LATER.store(false, Ordering::Release);
                 process::disable();
@@ -140,25 +142,25 @@ pub(super) fn unasked(m: &Msg, got: Option<i32>) {
                 registry::map_closings(fd);
             }
         }
-        // The answer came too late, and the listener has been left to the kernel.
+        // The answer came too late: the listener has been left to the kernel, so it is withdrawn.
         Ok(Message::Listen(late)) => {
             tell(request::Unlisten { listener: late.listener, for_all: false }, None);
         }
-        // So has the zone's socket.
+        // The same for a local listen socket.
         Ok(Message::Local(late)) => {
             tell(request::Left { group: late.group, place: late.place }, None);
         }
         Ok(message) if (upcalls().message)(message, got) => return,
-        // (A later monitor may say more.)
+        // (A newer monitor may send messages that this library does not know.)
         Ok(_) | Err(_) => {}
     }
     close_opt(got);
 }
 
-/// Memory of a monitor that has died. A thread that still has a pointer finds it empty.
+/// Blanks memory of a monitor that has died. A thread that still has a pointer reads zeros.
 fn forget(memory: *mut u8, size: usize) {
     if !memory.is_null() {
-        // SAFETY: mapped by the registry with that size, and no pointer to it is handed out any more. A thread
+        // SAFETY: the registry has mapped it with that size, and no new pointer to it is handed out. A thread
         // that reads it late finds zeros.
         unsafe { crate::space::blank(memory, size) };
     }

@@ -1,6 +1,6 @@
-//! An open file description of ours: a header, and a payload for each kind of object.
+//! An open file description of the library: a header, and a payload for each kind of object.
 //!
-//! All fields are private to the modules here. What a description is changes only by these methods:
+//! All fields are private to the modules here. Only these methods change the kind of a description:
 //!
 //! | from | to | method |
 //! | --- | --- | --- |
@@ -15,9 +15,9 @@
 //! | Fresh | Epoll | [`Desc::become_instance`] |
 //! | any | Free | [`super::release`] |
 //!
-//! Each stores the kind last, with a release; [`Desc::kind`] pairs with it. A payload of another kind than the present one
-//! holds what was stored last, which is never invalid: a thread that was in the middle of an operation when the kind
-//! changed reads old values.
+//! Each method stores the kind last, with a release; [`Desc::kind`] pairs with it. The payloads
+//! of other kinds keep the values that were stored last, which are never invalid. So an operation
+//! that was running when the kind changed reads old but valid values.
 
 use crate::slab::{Slab, Slot};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -32,6 +32,7 @@ mod listening;
 mod options;
 mod path;
 mod placeholder;
+mod state;
 mod unconnected;
 
 pub use conn::Conn;
@@ -44,18 +45,19 @@ pub use unconnected::Unconnected;
 
 #[link_section = ".data.fsocket_start"]
 pub static DESCS: Slab<Desc, { 1 << 18 }, NEAR> = Slab::new();
-/// The first lie beside what a fork writes: a server that forks for each connection has its listener and the
-/// connection there, as a rule.
+/// The first descriptions are in memory that a fork copies anyway. In a server that forks for
+/// each connection, these usually are the listener and the connection.
 const NEAR: usize = 2;
 
-/// What a description is.
+/// Kinds of descriptions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Kind {
     Free = 0,
-    /// A TCP socket of which nothing is decided: the placeholder is pristine.
+    /// A new TCP socket. It is not decided yet whether it uses shared memory or the kernel; the
+    /// placeholder is pristine.
     Fresh = 1,
-    /// Bound; a listener or a kernel connection to be.
+    /// A bound socket, which may become a listener or a kernel connection.
     Bound = 2,
     /// A kernel listener that also has SYN queues.
     Listener = 3,
@@ -64,23 +66,23 @@ pub enum Kind {
     Epoll = 5,
     /// A kernel listener without SYN queues that may have local listen sockets.
     KernelListener = 6,
-    /// A kernel connection with somebody on this host.
+    /// A kernel connection with a process on this host, which may move to shared memory.
     Kernel = 7,
 }
 
-/// One open file description of ours, as this process sees it. Zero is valid.
+/// One open file description of the library, as this process sees it. Zero is valid.
 #[repr(C, align(64))]
 pub struct Desc {
     /// A [`Kind`].
     kind: AtomicU32,
     refs: AtomicU32,
     rings: conn::Rings,
-    // Second line: what an operation looks at before it sleeps.
+    // The second cache line: fields that an operation reads before it sleeps.
     conn: Conn,
-    /// Head (item index + 1) of the epoll items that watch it.
+    /// Head of the list of epoll items that watch the description (item index + 1).
     items: AtomicU32,
     path: Path,
-    /// [`SERVER`] or CLIENT, of a connection.
+    /// For a connection: [`SERVER`] or CLIENT.
     side: AtomicU32,
     family: AtomicU32,
     generation: AtomicU32,
@@ -100,18 +102,18 @@ const _: () = {
     assert!(offset_of!(Desc, items) + 16 <= 128);
 };
 
-// SAFETY: zero is valid for atomics; `link` is used by the slab alone.
+// SAFETY: zero is valid for atomics; only the slab uses `link`.
 unsafe impl Slot for Desc {
     fn link(&self) -> &AtomicU32 {
         &self.link
     }
 }
 
-/// What it is.
+/// The kind of the description.
 impl Desc {
     #[inline(always)]
     pub fn kind(&self) -> Kind {
-        // Acquire: pairs with the release of the method that made it this.
+        // Acquire: pairs with the release of the method that set the kind.
         match self.kind.load(Ordering::Acquire) {
             1 => Kind::Fresh,
             2 => Kind::Bound,
@@ -132,53 +134,56 @@ impl Desc {
         self.kind.load(Ordering::Acquire) == kind as u32
     }
     pub(super) fn set_kind(&self, kind: Kind) {
-        // Release: what its payload was given before.
+        // Release: makes the payload visible that was stored before.
         self.kind.store(kind as u32, Ordering::Release);
     }
-    /// Nothing is decided yet: new, or bound.
+    /// Is the socket new or bound, so that its path is not decided yet?
     pub fn is_unconnected(&self) -> bool {
         matches!(self.kind(), Kind::Fresh | Kind::Bound)
     }
-    /// A connection that has become the kernel's: its numbers are not ours any more.
+    /// Has the connection moved to the kernel, so that its descriptors are kernel connections?
     pub fn is_gone(&self) -> bool {
         self.path.went_to().is_some()
     }
 
-    /// The program has bound it; `any_port`: to a port that the kernel has chosen.
+    /// The program has bound the socket; `any_port`: the kernel has chosen the port.
     pub fn bind(&self, any_port: bool) {
         self.placeholder.mark_changed();
         self.unconnected.set_any_port(any_port);
         self.set_kind(Kind::Bound);
     }
-    /// It is to be left as it is from now on. False: another thread has connected it.
+    /// Makes a fresh socket Bound, so that it cannot be connected as a fresh one. False: another
+    /// thread has connected it.
     pub fn bind_if_fresh(&self) -> bool {
         let (fresh, bound) = (Kind::Fresh as u32, Kind::Bound as u32);
         let was = self.kind.compare_exchange(fresh, bound, Ordering::AcqRel, Ordering::Acquire);
         was.is_ok() || was == Err(bound)
     }
-    /// It listens, at this place of the table of listeners.
+    /// The socket listens; `place`: its index in the table of listeners.
     pub fn listen(&self, place: u32) {
         self.listening.set_object(place);
         self.set_kind(Kind::Listener);
     }
-    /// It listens in the kernel alone.
+    /// The socket listens in the kernel alone.
     pub fn listen_in_kernel(&self) {
         self.placeholder.mark_changed();
         self.set_kind(Kind::KernelListener);
     }
-    /// Its SYN queues are gone. `zoned`: it may have local listen sockets.
+    /// The listener has lost its SYN queues. `zoned`: it may have local listen sockets.
     pub fn unlisten(&self, zoned: bool) {
         self.set_kind(if zoned { Kind::KernelListener } else { Kind::Bound });
     }
-    /// It is a connection in this slot from now on. [`Desc::attach`] came before.
+    /// The description becomes a connection over shared memory. [`Desc::attach`] must come
+    /// before.
     pub fn connect(&self) {
         self.set_kind(Kind::Shm);
     }
-    /// It is no connection of ours any more, or never became one.
+    /// The description is not a connection over shared memory (any more).
     pub fn disconnect(&self) {
         self.set_kind(Kind::Fresh);
     }
-    /// It is a kernel connection that may go over; the call with number `first_try` tries first.
+    /// Becomes a kernel connection that may move to shared memory. The call with number
+    /// `first_try` tries that first.
     pub fn begin_in_kernel(&self, side: usize, first_try: u32) {
         self.set_side(side);
         self.kernel.begin(first_try);
@@ -186,12 +191,13 @@ impl Desc {
         self.placeholder.mark_changed();
         self.set_kind(Kind::Kernel);
     }
-    /// It is an epoll instance, at this place of the table of instances. [`super::alloc`] made it one.
+    /// The description becomes an epoll instance; `place`: its index in the table of instances.
+    /// [`super::alloc`] has given it that kind already.
     pub fn become_instance(&self, place: u32) {
         self.listening.set_object(place);
     }
 
-    /// All fields at their start values, but for what counts uses.
+    /// Sets all fields to their initial values, except those that count uses.
     pub(super) fn reset(&self) {
         self.refs.store(1, Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +216,7 @@ impl Desc {
     }
 }
 
-/// References: numbers of this process, and operations that outlive a number.
+/// References: descriptors of this process, and operations that may outlive a descriptor.
 impl Desc {
     pub fn refs(&self) -> u32 {
         self.refs.load(Ordering::Acquire)
@@ -221,20 +227,20 @@ impl Desc {
     pub fn add_ref(&self) {
         self.refs.fetch_add(1, Ordering::AcqRel);
     }
-    /// False: its last reference was gone already.
+    /// Adds a reference. False: the last one was gone already.
     pub fn add_ref_if_used(&self) -> bool {
         let add = |n: u32| (n != 0).then(|| n + 1);
         self.refs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, add).is_ok()
     }
-    /// True: it was the last one.
+    /// Drops a reference. True: it was the last one.
     pub fn drop_ref(&self) -> bool {
         self.drop_refs(1)
     }
-    /// True: they were the last ones.
+    /// Drops `n` references. True: they were the last ones.
     pub fn drop_refs(&self, n: u32) -> bool {
         self.refs.fetch_sub(n, Ordering::AcqRel) == n
     }
-    /// Its references belong to a program that this one has replaced.
+    /// Drops all references: they belonged to the program that this one has replaced by `exec`.
     pub fn forget_refs(&self) {
         self.refs.store(0, Ordering::Relaxed);
     }
@@ -242,7 +248,7 @@ impl Desc {
     pub fn index(&self) -> u32 {
         DESCS.index(self)
     }
-    /// Counts uses, so that a stale reference can be told.
+    /// Number of times that this description was allocated, to recognize a stale reference.
     pub fn generation(&self) -> u32 {
         self.generation.load(Ordering::Relaxed)
     }
@@ -254,11 +260,12 @@ impl Desc {
     pub fn family(&self) -> u32 {
         self.family.load(Ordering::Relaxed)
     }
-    /// A Unix socket: its connections begin in the kernel, and the kernel's socket stays behind them.
+    /// Is this a Unix socket? Its connections begin in the kernel, and keep their kernel socket
+    /// as placeholder.
     pub fn is_unix(&self) -> bool {
         self.family() == libc::AF_UNIX as u32
     }
-    /// Of the socket and of its placeholder.
+    /// Sets the family of the socket and of its placeholder.
     pub fn set_families(&self, family: u32) {
         self.set_family(family);
         self.placeholder.set_family(family);
@@ -266,7 +273,7 @@ impl Desc {
     pub fn set_family(&self, family: u32) {
         self.family.store(family, Ordering::Relaxed);
     }
-    /// [`SERVER`] or [`fsocket_abi::channel::CLIENT`], of a connection.
+    /// For a connection: [`SERVER`] or [`fsocket_abi::channel::CLIENT`].
     #[inline(always)]
     pub fn side(&self) -> usize {
         (self.side.load(Ordering::Relaxed) & 1) as usize
@@ -277,16 +284,16 @@ impl Desc {
     pub fn set_side(&self, side: usize) {
         self.side.store(side as u32, Ordering::Relaxed);
     }
-    /// The first epoll item that watches it: its index, plus one; 0: none does.
+    /// The first epoll item that watches the description: its index, plus one. 0: none.
     #[inline]
     pub fn first_item(&self) -> u32 {
-        // Acquire: pairs with the release in `set_first_item`; what the item says.
+        // Acquire: pairs with the release in `set_first_item`, and makes the item's fields visible.
         self.items.load(Ordering::Acquire)
     }
     pub fn set_first_item(&self, item: u32) {
         self.items.store(item, Ordering::Release);
     }
-    /// Does an epoll instance of ours watch it?
+    /// Does an epoll instance of the library watch the description?
     #[inline]
     pub fn has_items(&self) -> bool {
         self.items.load(Ordering::Relaxed) != 0
@@ -312,7 +319,7 @@ impl Desc {
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// How long waits for data, or for space, lasted lately.
+    /// The recent lengths of waits for data (`rx`) or for space (`tx`).
     pub fn spin_rx(&self) -> &crate::spin::Memory {
         &self.spin_rx
     }
@@ -321,22 +328,22 @@ impl Desc {
     }
 }
 
-/// Connections over shared memory: what sending and receiving use.
+/// Connections over shared memory: the fields for sending and receiving.
 impl Desc {
-    /// Attach the parts of a connection; [`Desc::connect`] follows.
+    /// Attaches the parts of a connection; [`Desc::connect`] follows.
     ///
     /// # Safety
-    /// All stay mapped for as long as the process lives; the ring pointers
-    /// are as [`Mapped::new`] wants them.
+    /// All must stay mapped for the life of the process, and the ring pointers must satisfy
+    /// [`Mapped::new`].
     pub unsafe fn attach(&self, sock: &Sock, slot: &ChanSlot, side: usize, tx: *mut u8, rx: *mut u8) {
-        // SAFETY: the condition of this function.
+        // SAFETY: all stay mapped, and the rings satisfy `Mapped::new`, as this function demands.
         unsafe { self.rings.attach(sock, slot, side, tx, rx) };
         self.conn.attach(slot);
         self.set_side(side);
     }
 
-    /// Thread of this process that gave the sending direction credit for
-    /// `stream::send_tiny`: this was a connection then. As quick to ask as for the kind.
+    /// The thread of this process that has credit to send by `stream::send_tiny`; set only while
+    /// this was a connection. Reading it costs no more than reading the kind.
     #[inline(always)]
     pub fn sender(&self) -> u64 {
         self.rings.sender()
@@ -344,7 +351,7 @@ impl Desc {
     pub fn set_sender(&self, thread: u64) {
         self.rings.set_sender(thread);
     }
-    /// Likewise of `stream::recv_on_credit`.
+    /// The same for receiving by `stream::recv_on_credit`.
     #[inline(always)]
     pub fn receiver(&self) -> u64 {
         self.rings.receiver()
@@ -352,7 +359,7 @@ impl Desc {
     pub fn set_receiver(&self, thread: u64) {
         self.rings.set_receiver(thread);
     }
-    /// In another process the same number is another thread.
+    /// Forgets these threads: in another process the same thread number means another thread.
     pub fn forget_owners(&self) {
         self.rings.forget_owners();
     }
@@ -365,7 +372,7 @@ impl Desc {
     pub fn slot(&self) -> &'static ChanSlot {
         self.conn.slot()
     }
-    // One at a time, for code that has no register to spare.
+    // Separate accessors for one value each, for code that has no register to spare.
     #[inline(always)]
     pub fn rx_dir(&self) -> &'static Dir {
         self.rings.rx_dir()

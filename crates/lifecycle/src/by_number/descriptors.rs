@@ -1,9 +1,10 @@
-//! Which arguments of a system call are descriptors.
+//! Tells which arguments of a system call are descriptors.
 //!
-//! From the kernel's own list (`events/syscalls/*/format` in tracefs, 6.18): every argument of a descriptor's name.
-//! `close`, `close_range` and the second number of `dup2` and `dup3` are missing: what they name may be closed already.
+//! The source is the kernel's own list (`events/syscalls/*/format` in tracefs, 6.18): every
+//! argument that is named like a descriptor. `close`, `close_range` and the second number of
+//! `dup2` and `dup3` are missing, because there the number need not be open.
 
-#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+#![allow(non_upper_case_globals)] // system call numbers, with the kernel's names
 
 use libc::*;
 
@@ -17,7 +18,7 @@ const SYS_open_tree_attr: c_long = 467;
 const SYS_file_getattr: c_long = 468;
 const SYS_file_setattr: c_long = 469;
 
-/// Bit `i` says that argument `i` is a descriptor.
+/// A set of bits: bit `i` says that argument `i` is a descriptor.
 #[inline]
 pub fn of(number: c_long) -> u8 {
     usize::try_from(number).ok().and_then(|n| ARGUMENTS.get(n)).copied().unwrap_or(0)
@@ -157,10 +158,7 @@ const LISTS: Lists = &[
 ];
 
 /// Calls that newer architectures do not have.
-#[cfg(target_arch = "x86_64")]
 const OLDER: Lists = &[
     (1 << 0, &[SYS_dup2, SYS_epoll_wait, SYS_futimesat, SYS_getdents, SYS_signalfd, SYS_sync_file_range]),
     (1 << 0 | 1 << 2, &[SYS_renameat]),
 ];
-#[cfg(not(target_arch = "x86_64"))]
-const OLDER: Lists = &[];

@@ -1,8 +1,8 @@
-//! The file actions of a `posix_spawn`: what its child does with descriptors before the next
-//! program has them.
+//! Reads the file actions of a `posix_spawn`: changes of descriptors in the child before the next
+//! program starts.
 //!
-//! glibc does not say what is in them, but has never changed it: `posix/spawn_int.h` has got new
-//! tags only. A libc that is different is noticed by [`as_we_know_them`].
+//! glibc does not document the structure, but has never changed it: `posix/spawn_int.h` has only
+//! got new tags. [`as_we_know_them`] detects a libc with another structure.
 
 use crate::lent::Kept;
 use crate::table::{self, Desc};
@@ -14,10 +14,11 @@ const DUP2: i32 = 1;
 const OPEN: i32 = 2;
 const CHDIR: i32 = 3;
 const FCHDIR: i32 = 4;
-/// closefrom and tcsetpgrp: told apart by their order, so taken for the one that does more.
+/// Tags of closefrom and tcsetpgrp, which the libcs number differently. Both are treated as
+/// closefrom, which closes more.
 const CLOSE_FROM: [i32; 2] = [5, 6];
 
-/// `posix_spawn_file_actions_t`, its beginning.
+/// The first members of `posix_spawn_file_actions_t`.
 #[repr(C)]
 struct Head {
     allocated: i32,
@@ -25,19 +26,19 @@ struct Head {
     list: *const Action,
 }
 
-/// `struct __spawn_action`: a tag and a union, whose largest member is that of an open.
+/// `struct __spawn_action`: a tag and a union, whose largest member is the one for `open`.
 #[repr(C, align(8))]
 pub struct Action {
     tag: i32,
     hole: i32,
     fd: i32,
-    /// DUP2: the new number.
+    /// For DUP2: the new number.
     to: i32,
     rest: [u64; 2],
 }
 
 impl Action {
-    /// Is `fd` something else afterwards, or nothing?
+    /// After this action, is `fd` closed or another file?
     fn ends(&self, fd: i32) -> bool {
         match self.tag {
             DUP2 => self.to == fd && self.fd != fd,
@@ -47,29 +48,30 @@ impl Action {
     }
 }
 
-/// What a child does before its `exec`.
+/// The file actions of a child before its `exec`.
 pub enum Actions<'a> {
     Known(&'a [Action]),
-    /// They have been done, by a child that runs in this process's memory: it has these.
+    /// A child in this process's memory has done the actions itself, and has these descriptors.
     Child(&'a [Kept]),
-    /// It cannot be known: anything.
+    /// The library cannot read the actions: they may do anything.
     Unknown,
 }
 
 impl Actions<'_> {
-    /// A program that replaces this one.
+    /// For a program that replaces this one: there are no actions.
     pub const NONE: Actions<'static> = Actions::Known(&[]);
 
     /// # Safety
-    /// `actions` is null, or what `posix_spawn_file_actions_init` has made; in a libc whose
-    /// actions are [`as_we_know_them`].
+    /// `actions` is null, or was made by `posix_spawn_file_actions_init` in a libc for which
+    /// [`as_we_know_them`] is true.
     pub unsafe fn of<'a>(actions: *const c_void) -> Actions<'a> {
-        // SAFETY: null, or what libc has made, with a head as declared here (`as_we_know_them`).
+        // SAFETY: `actions` is null, or libc has made it, with the members that `Head` declares
+        // (`as_we_know_them`).
         let Some(head) = (unsafe { (actions as *const Head).as_ref() }) else { return Actions::NONE };
         if head.used <= 0 || head.used > head.allocated || head.list.is_null() {
             return Actions::NONE;
         }
-        // SAFETY: so many have been added.
+        // SAFETY: the list has `used` actions, which libc has added.
         let list = unsafe { core::slice::from_raw_parts(head.list, head.used as usize) };
         match list.iter().all(|a| (CLOSE..=CLOSE_FROM[1]).contains(&a.tag)) {
             true => Actions::Known(list),
@@ -77,14 +79,15 @@ impl Actions<'_> {
         }
     }
 
-    /// The numbers of `d` that a child in this process's memory has.
+    /// The descriptors of `d` in a child that runs in this process's memory.
     pub fn kept<'b>(&'b self, d: &Desc) -> impl Iterator<Item = &'b Kept> {
         let index = d.index();
         let list = if let Actions::Child(list) = self { list } else { &[][..] };
         list.iter().filter(move |k| k.parents >= 0 && k.desc == index)
     }
 
-    /// Does the next program get what is `fd` here by a `dup2`? Then close-on-exec does not count.
+    /// Does a `dup2` give the file of `fd` to the next program? Then close-on-exec of `fd` does
+    /// not matter.
     pub fn take(&self, fd: i32) -> bool {
         if let Actions::Child(_) = self {
             return table::lookup(fd).is_some_and(|d| self.kept(d).any(|k| k.prepared));
@@ -94,7 +97,7 @@ impl Actions<'_> {
         at.is_some_and(|at| !list[..at].iter().any(|a| a.ends(fd)))
     }
 
-    /// Is `fd` closed or replaced, although it is not close-on-exec?
+    /// Do the actions close or replace `fd`?
     pub fn end(&self, fd: i32) -> bool {
         if let Actions::Child(_) = self {
             return false;
@@ -103,30 +106,30 @@ impl Actions<'_> {
         list.iter().any(|a| a.ends(fd))
     }
 
-    /// Do relative names begin elsewhere?
+    /// May the actions change the directory from which relative names begin?
     pub fn move_away(&self) -> bool {
         let Actions::Known(list) = self else { return matches!(self, Actions::Unknown) };
         list.iter().any(|a| matches!(a.tag, CHDIR | FCHDIR))
     }
 }
 
-/// Is this a `dup2` of 1 to 2 and then a close of 3?
+/// Does the library read these actions correctly: `dup2` of 1 to 2, and `close` of 3?
 ///
 /// # Safety
-/// `sample` is what `posix_spawn_file_actions_init` has made, with these two.
+/// `sample` was made by `posix_spawn_file_actions_init`, with these two actions.
 pub unsafe fn as_we_know_them(sample: *const c_void) -> bool {
-    // SAFETY: spawn.h says that much, and the structure is larger.
+    // SAFETY: the structure that spawn.h declares is larger than `Head`.
     let head = unsafe { &*(sample as *const Head) };
     if head.used != 2 || head.allocated < 2 || head.list.is_null() {
         return false;
     }
-    // SAFETY: libc has made room for two or more, so for the first whatever their size; the second
-    // is looked at if the first is right.
+    // SAFETY: libc has made room for at least two actions. The first is inside, whatever their
+    // size is; the second is read only if the first is as expected.
     let at = |i: usize| unsafe { &*head.list.add(i) };
     (at(0).tag, at(0).fd, at(0).to) == (DUP2, 1, 2) && (at(1).tag, at(1).fd) == (CLOSE, 3)
 }
 
-/// Does the next program have what is `fd` here, under whatever number?
+/// Does the next program have the file of `fd`, under any number?
 pub fn fd_survives(fd: i32, to: &Actions) -> bool {
     to.take(fd) || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
 }
@@ -144,9 +147,11 @@ mod tests {
     }
     use Add::{Close, Dup2, Open};
 
-    /// What libc makes of these: as we read it, and whether it is the sample.
+    /// Makes libc's structure with these actions, and calls `look` with the actions as the library
+    /// reads them, and with the result of `as_we_know_them`.
     fn made_of(added: &[Add], look: impl FnOnce(Actions, bool)) {
-        // SAFETY: initialized by libc, looked at, and given back to it.
+        // SAFETY: libc initializes the structure before its other functions use it, and destroys
+        // it at the end.
         unsafe {
             let mut a: posix_spawn_file_actions_t = core::mem::zeroed();
             assert_eq!(posix_spawn_file_actions_init(&raw mut a), 0);
@@ -188,7 +193,7 @@ mod tests {
         let one = |tag| [Action { tag, hole: 0, fd: 3, to: 0, rest: [0; 2] }];
         let of = |list: &[Action]| {
             let head = Head { allocated: 8, used: list.len() as i32, list: list.as_ptr() };
-            // SAFETY: the list is as long as it says.
+            // SAFETY: `head` describes the list, which is as long as it says.
             matches!(unsafe { Actions::of((&raw const head).cast()) }, Actions::Known(_))
         };
         assert!(of(&one(CLOSE_FROM[1])) && !of(&one(CLOSE_FROM[1] + 1)) && !of(&one(-1)));

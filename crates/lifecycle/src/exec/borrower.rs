@@ -1,8 +1,10 @@
-//! `exec` of a child that runs in its parent's memory ([`crate::lend`]): what its next program inherits.
+//! `exec` of a child that runs in its parent's memory ([`crate::lend`]): what its next program
+//! inherits.
 //!
-//! The child keeps in mind which numbers it has duplicated, looks which of them are open at `exec`, and says so. The
-//! parent then does what it would do before a `posix_spawn`, and hands over the sockets that have become kernel TCP.
-//! Each side checks by SO_COOKIE that the two mean the same socket: other threads of the parent go on meanwhile.
+//! The child records the descriptors that it has duplicated. At `exec` it checks which of them are
+//! open, and reports those to the parent. The parent then prepares as for a `posix_spawn`, and
+//! sends the sockets that have moved to kernel TCP. Both sides compare SO_COOKIE to make sure that
+//! they mean the same socket, because other threads of the parent keep running.
 
 use super::environment::{self, Changes};
 use super::{program, Actions, Fate, Next, Plan, Start};
@@ -14,26 +16,27 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
-/// Questions, and the flags of the first one.
+/// The child's questions, and flags of the first kind.
 mod ask {
-    /// The parent is to prepare the next program's inheritance.
+    /// Asks the parent to prepare what the next program inherits.
     pub const EXEC: u64 = 1;
-    /// There is none.
+    /// Reports that `exec` has failed.
     pub const FAILED: u64 = 2;
-    /// A connection is to become the kernel's.
+    /// Asks the parent to move a connection to the kernel.
     pub const HAND: u64 = 3;
     pub const KIND: u64 = 7;
     pub const LOADS: u64 = 8;
 }
 
-/// An answer: which entry the descriptor that comes along is for.
+/// An answer: the entry of the list to which the sent descriptor belongs.
 type Answer = [u64; 2];
-/// The last one; then the nonce of the successor whose control socket comes along.
+/// Marks the last answer. It carries the successor's control socket and its nonce.
 const DONE: u64 = u64::MAX;
 
 type Env = *const *const libc::c_char;
 
-/// The description that the child believes behind `fd`.
+/// The description that the child has behind `fd`. (The child may have duplicated another socket
+/// to this number.)
 fn described(loan: &Loan, fd: i32) -> Option<&'static Desc> {
     match loan.copied(fd) {
         Some(desc) => DESCS.get(desc.checked_sub(1)?),
@@ -41,19 +44,20 @@ fn described(loan: &Loan, fd: i32) -> Option<&'static Desc> {
     }
 }
 
-/// Does a program behave otherwise if it inherits `d`?
+/// Must a program that inherits `d` be prepared for it?
 fn matters(d: &Desc) -> bool {
     const KINDS: [Kind; 5] = [Kind::Shm, Kind::Listener, Kind::Epoll, Kind::Fresh, Kind::Bound];
     KINDS.contains(&d.kind()) || zone::of(d).is_some()
 }
 
-/// The child has duplicated `old`, or no longer has it closed at `exec` (`old` and `new` are one).
+/// Records that the child has duplicated `old` to `new`, or has cleared the close-on-exec flag
+/// (then `old` and `new` are the same).
 pub fn copied(loan: &Loan, old: i32, new: i32) {
     let desc = described(loan, old).filter(|d| matters(d));
     loan.note(new, desc.map_or(0, |d| d.index() + 1));
 }
 
-/// Do `f` for each number that the child takes for one of something that matters.
+/// Calls `f` for each descriptor number that the child regards as one of a relevant description.
 fn each_number(loan: &Loan, mut f: impl FnMut(i32, &'static Desc, bool)) {
     table::each(|fd, d| {
         if matters(d) && loan.copied(fd).is_none() {
@@ -67,7 +71,8 @@ fn each_number(loan: &Loan, mut f: impl FnMut(i32, &'static Desc, bool)) {
     }
 }
 
-/// Writes down the numbers that `which` takes. False: there are none, or there is no memory.
+/// Makes the list of the numbers that `which` selects. False: there are none, or there is no
+/// memory.
 fn write_down(loan: &Loan, which: impl Fn(i32, &Desc) -> bool) -> bool {
     forget(loan);
     let mut n = 0;
@@ -82,7 +87,7 @@ fn write_down(loan: &Loan, which: impl Fn(i32, &Desc) -> bool) -> bool {
     each_number(loan, |fd, d, prepared| {
         if len < n && which(fd, d) {
             let kept = Kept { fd, parents: -1, desc: d.index(), prepared, cookie: cookie(fd).unwrap_or(0) };
-            // SAFETY: below `n`, for which there is room.
+            // SAFETY: `len` is below `n`, and the mapping has room for `n` entries.
             unsafe { list.add(len).write(kept) };
             len += 1;
         }
@@ -91,27 +96,29 @@ fn write_down(loan: &Loan, which: impl Fn(i32, &Desc) -> bool) -> bool {
     len > 0
 }
 
-/// The numbers that were written down.
-#[allow(clippy::mut_from_ref)] // the memory is a mapping of the loan's, not the loan
+/// The list that [`write_down`] has made.
+#[allow(clippy::mut_from_ref)] // the memory is a mapping that the loan only points to
 fn kept(loan: &Loan) -> &mut [Kept] {
     let (list, _, len) = loan.kept.get();
     match list.is_null() {
         true => &mut [],
-        // SAFETY: mapped by `write_down`, with that many entries; parent and child look at it by turns.
+        // SAFETY: `write_down` has mapped the list and written that many entries. Parent and child
+        // take turns, so only one of them uses the list.
         false => unsafe { core::slice::from_raw_parts_mut(list, len) },
     }
 }
 
-/// Gives the memory of the list back.
+/// Frees the memory of the list.
 pub fn forget(loan: &Loan) {
     let (list, room, _) = loan.kept.replace((core::ptr::null_mut(), 0, 0));
     if !list.is_null() {
-        // SAFETY: mapped by `write_down`.
+        // SAFETY: `write_down` has mapped the list with room for that many entries, and nothing
+        // refers to it any more.
         let _ = unsafe { sys::munmap(list.cast(), room * size_of::<Kept>()) };
     }
 }
 
-/// `f` replaces the child.
+/// Runs `f`, which executes the child's next program.
 pub fn execute(loan: &Loan, start: &Start, env: Env, f: impl FnOnce(Env) -> i32) -> i32 {
     let hidden = environment::hides_us();
     let unchanged = Changes { hidden, ..Changes::default() };
@@ -143,7 +150,7 @@ pub fn execute(loan: &Loan, start: &Start, env: Env, f: impl FnOnce(Env) -> i32)
     r
 }
 
-/// The child uses `fd` itself: a connection over shared memory becomes kernel TCP.
+/// Moves a connection over shared memory to kernel TCP, because the child itself uses `fd`.
 pub fn touch(fd: i32) {
     let Some(loan) = borrowed().filter(|l| l.is_served()) else { return };
     let Some(d) = described(loan, fd).filter(|d| d.is_conn()) else { return };
@@ -154,14 +161,14 @@ pub fn touch(fd: i32) {
     }
 }
 
-/// Asks the parent, and puts what it hands over under the child's numbers. Returns control socket and nonce of the
-/// successor.
+/// Asks the parent, and puts the sockets that it sends under the child's numbers. Returns the
+/// control socket and the nonce of the successor.
 fn question(loan: &Loan, what: u64) -> Option<(i32, u64)> {
     if !loan.is_served() {
         return None;
     }
     loan.question.set(what);
-    // Release: the question, and what was written down.
+    // Release: publishes the question and the list.
     loan.head.state.store(state::ASKS, Ordering::Release);
     sys::futex_wake(&loan.head.state, 1);
     loop {
@@ -181,12 +188,12 @@ fn question(loan: &Loan, what: u64) -> Option<(i32, u64)> {
             let _ = sys::close(fd);
         }
     }
-    // The parent is gone, or the child has closed its end past the library.
+    // The parent is gone, or the child has closed its end by a raw system call.
     loan.is_never_served();
     None
 }
 
-/// A number for the next program, out of the way of the small ones.
+/// Moves the descriptor to a high number for the next program, which may want the low ones.
 fn for_next(fd: i32) -> i32 {
     match sys::fcntl(fd, libc::F_DUPFD, process::high() as usize) {
         Ok(high) => {
@@ -200,7 +207,8 @@ fn for_next(fd: i32) -> i32 {
     }
 }
 
-/// The parent: does what the child asks for. `next`: what was prepared for the program that it executes.
+/// Called by the parent: answers the child's question. `next`: what was prepared for the program
+/// that the child executes.
 pub fn answer(loan: &Loan, next: &mut Option<Next>) {
     let kept = kept(loan);
     for k in kept.iter_mut() {
@@ -208,7 +216,7 @@ pub fn answer(loan: &Loan, next: &mut Option<Next>) {
         let same = |fd: &i32| cookie(*fd).unwrap_or(0) == k.cookie;
         k.parents = d.and_then(table::fd_of).filter(same).unwrap_or(-1);
         if let Some(d) = d.filter(|_| k.parents >= 0) {
-            // The kernel's socket is one of two programs from here on.
+            // From here on two programs share the kernel's socket.
             d.placeholder().mark_changed();
         }
     }
@@ -247,7 +255,8 @@ fn hand_over(fd: i32) {
     }
 }
 
-/// Strings of a program's arguments, of a child that must leave the handlers of faults alone.
+/// Are these valid strings of a program's arguments? For a child that must not install fault
+/// handlers.
 pub fn are_strings(file: *const libc::c_char, lists: [Env; 2]) -> bool {
     probe::is_string(file) && lists.into_iter().all(probe::are_strings)
 }

@@ -1,4 +1,6 @@
-//! The environment that the next program gets.
+//! Builds the environment of the next program from the one that the caller has passed. If the next
+//! program is to have the library, the variables for the library, the monitor and the successor
+//! are added.
 
 use super::hidden::{self, words};
 use crate::ctl;
@@ -9,7 +11,7 @@ use core::fmt::Write;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use fsocket_sys as sys;
 
-/// The variable that leads the next program to what it inherits.
+/// Through this variable the next program finds what it inherits.
 pub const SUCCESSOR: &[u8] = b"FASTSOCKET_SUCCESSOR=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 pub const SOCKET: &[u8] = b"FASTSOCKET_SOCKET=";
@@ -18,38 +20,40 @@ pub const PIN: &[u8] = b"FASTSOCKET_PIN=";
 pub const UPGRADE: &[u8] = b"FASTSOCKET_UPGRADE=";
 pub const PATIENCE: &[u8] = b"FASTSOCKET_PATIENCE=";
 
-/// Bytes of one variable that is kept.
+/// The most bytes of one variable that is kept.
 const LEN: usize = 1024;
-/// Variables that are given again to the same binary in a cleared environment.
+/// Variables that the same binary gets again if its environment was cleared.
 const KEPT: [&[u8]; 6] = [PRELOAD, SOCKET, DISABLE, PIN, UPGRADE, PATIENCE];
-/// Entries on the stack; a longer environment gets memory of its own.
+/// The most entries on the stack. A longer environment gets memory of its own.
 const ENTRIES: usize = 256;
 
-/// Where the entries of [`KEPT`] lie that the program was started with; null: not set.
+/// Addresses of the [`KEPT`] entries with which the program was started; null: not set.
 #[link_section = ".data.fsocket_start"]
 static AT_START: [AtomicPtr<c_char>; KEPT.len()] = [const { AtomicPtr::new(core::ptr::null_mut()) }; KEPT.len()];
 
-/// Bytes of those entries that are copied at the start: the program may write its title over them before the library
-/// begins. Longer ones stay where they are, and may be lost.
+/// Bytes for copies of those entries, made at the start: the program may write its title over the
+/// originals before the library starts. Entries for which there is no room stay in place, and may
+/// be lost.
 const POOL: usize = 512;
 struct Pool(UnsafeCell<[u8; POOL]>);
-// SAFETY: written by `note` alone, which runs once, before any other thread; read afterwards.
+// SAFETY: only `note` writes the bytes, once, before any other thread runs. Later they are only
+// read.
 unsafe impl Sync for Pool {}
 #[link_section = ".data.fsocket_start"]
 static COPIES: Pool = Pool(UnsafeCell::new([0; POOL]));
 
-/// How the loader has come to this library.
+/// How the loader found this library.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loaded {
-    /// By the word of `LD_PRELOAD` at this place and of this length.
+    /// By a word of `LD_PRELOAD`, at this offset and with this length.
     By(usize, usize),
-    /// By a file that counts for every program here.
+    /// By the file that applies to every program (`/etc/ld.so.preload`).
     ForAll,
-    /// It is not known whether the next program will have it.
+    /// Unknown, so the next program may lack the library.
     Unknown,
 }
 
-/// The program's own environment at its start. It may clear or overwrite it.
+/// The library's variables at the start of the program, which may later clear or overwrite them.
 struct Start {
     loaded: Loaded,
     /// `NAME=value` with a NUL; empty: not set.
@@ -65,7 +69,8 @@ fn entries(env: Env) -> impl Iterator<Item = *const c_char> {
         if at.is_null() {
             return None;
         }
-        // SAFETY: an environment is an array of strings that ends with null.
+        // SAFETY: an environment is an array of strings that ends with null, and this entry is not
+        // behind its end.
         let entry = unsafe { *at };
         if entry.is_null() {
             return None;
@@ -76,30 +81,30 @@ fn entries(env: Env) -> impl Iterator<Item = *const c_char> {
 }
 
 fn bytes<'a>(entry: *const c_char) -> &'a [u8] {
-    // SAFETY: a C string of the program's, that it keeps during the call.
+    // SAFETY: the entry is a C string of the program, which does not change it during the call.
     unsafe { CStr::from_ptr(entry) }.to_bytes()
 }
 
-/// Value of a variable; `name` ends with '='.
+/// The value of a variable. `name` ends with '='.
 pub fn value<'a>(env: Env, name: &[u8]) -> Option<&'a [u8]> {
     entries(env).find_map(|e| bytes(e).strip_prefix(name))
 }
 
-/// Variables of the environment that are meant for this program and not for its children.
+/// Variables for this program only, not for its children.
 #[derive(Default)]
 pub struct Once<'a> {
     pub successor: Option<&'a [u8]>,
-    /// FASTSOCKET_SUMMARY.
+    /// Value of FASTSOCKET_SUMMARY.
     pub summary: Option<&'a [u8]>,
 }
 
-/// At the start: notes where the variables lie. They are read when the library begins ([`at_start`]): most programs
-/// open no socket.
+/// Called at the start: records where the variables are. They are read only when the library
+/// starts ([`at_start`]), because most programs open no socket.
 #[link_section = ".text.fsocket_start"]
 pub fn note(env: Env) -> Once<'static> {
     let mut once = Once::default();
     let mut used = 0;
-    // SAFETY: the first byte of a string.
+    // SAFETY: the entry is a string, so at least its first byte is readable.
     for entry in entries(env).filter(|e| matches!(unsafe { **e } as u8, b'F' | b'L')) {
         let text = bytes(entry);
         if let Some(i) = KEPT.iter().position(|name| text.starts_with(name)) {
@@ -115,27 +120,31 @@ pub fn note(env: Env) -> Once<'static> {
     once
 }
 
-/// Puts a string behind the `used` bytes of [`COPIES`]. None: there is no room.
+/// Copies a string behind the `used` bytes of [`COPIES`]. None: there is no room.
 fn copied(text: &[u8], used: &mut usize) -> Option<*mut c_char> {
     let end = used.checked_add(text.len() + 1).filter(|end| *end <= POOL)?;
-    // SAFETY: inside the pool, which nobody else uses yet; a zero follows, as nothing was written there.
+    // SAFETY: the range is inside the pool, and no other code uses it yet. A zero byte follows,
+    // because the pool begins as zeros.
     let to = unsafe { COPIES.0.get().cast::<u8>().add(*used) };
-    // SAFETY: `text` is a string of the environment, apart from the pool, in which so many bytes are left.
+    // SAFETY: `text` is a string of the environment, outside of the pool. The pool has room for
+    // it, as checked above.
     unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len()) };
     *used = end;
     Some(to.cast())
 }
 
-/// Entry `i` of [`KEPT`] as it was at the start. A program that writes its title over the strings has copied them
-/// before, for `now`: it writes upwards, and over the name first.
+/// Entry `i` of [`KEPT`] as it was at the start. A program that overwrites its environment with a
+/// title copies the entries first, so `now` has them. It writes upwards, so the name of an entry
+/// is overwritten first.
 fn entry_at_start(i: usize, now: Env) -> Option<&'static [u8]> {
     let at = AT_START[i].load(Ordering::Relaxed);
     if at.is_null() {
         return None;
     }
-    // (Not beyond the name: what the program has written may have no end.)
+    // Only the name is compared, because an overwritten entry may have no terminating NUL.
     let intact = KEPT[i].iter().enumerate().all(|(n, b)| {
-        // SAFETY: the kernel has put a string there that begins with the name.
+        // SAFETY: the kernel has put a string there that begins with this name, so these bytes are
+        // mapped.
         unsafe { *at.add(n) as u8 == *b }
     });
     match intact {
@@ -144,14 +153,14 @@ fn entry_at_start(i: usize, now: Env) -> Option<&'static [u8]> {
     }
 }
 
-/// The value of a variable that is kept, as it was at the start.
+/// The value of a kept variable, as it was at the start.
 pub fn at_start(name: &[u8], now: Env) -> Option<&'static [u8]> {
     let i = KEPT.iter().position(|kept| *kept == name)?;
     entry_at_start(i, now)?.strip_prefix(name)
 }
 
-/// When the library begins: remembers what the environment said of us. `library` is the path under which the
-/// loader knows this library.
+/// Called when the library starts: copies its variables from the environment. `library`: the path
+/// by which the loader knows this library.
 pub fn remember(now: Env, library: &[u8]) {
     let Ok(mut s) = START.lock() else { return };
     let name = |path: &[u8]| path.rsplit(|c| *c == b'/').next().map_or(0, |n| path.len() - n.len());
@@ -173,13 +182,13 @@ pub fn remember(now: Env, library: &[u8]) {
     }
 }
 
-/// Does the file name the library that the loader reads for every program?
+/// Does the loader's file for all programs name the library?
 fn is_for_all(name: &[u8]) -> bool {
     let args = [libc::AT_FDCWD as usize, c"/etc/ld.so.preload".as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-    // SAFETY: a C string.
+    // SAFETY: the path is a NUL-terminated string.
     let Ok(fd) = (unsafe { sys::raw(libc::SYS_openat, args) }) else { return false };
     let mut text = [0u8; 4096];
-    // SAFETY: so many bytes are there.
+    // SAFETY: `text` has room for that many bytes.
     let n = unsafe { sys::pread(fd as i32, text.as_mut_ptr(), text.len(), 0) };
     let _ = sys::close(fd as i32);
     let text = &text[..n.unwrap_or(0).min(text.len())];
@@ -188,13 +197,13 @@ fn is_for_all(name: &[u8]) -> bool {
     words.any(|w| w.rsplit(|c| *c == b'/').next() == Some(name))
 }
 
-/// Will a dynamically linked program with this environment have the library, the
-/// same monitor, and shared memory?
+/// Will a dynamically linked program with this environment have the library, the same monitor, and
+/// shared memory?
 pub fn carries_us(env: Env) -> bool {
     carries(env, b"shm")
 }
 
-/// The same with zones instead of shared memory.
+/// Like [`carries_us`], but for zones instead of shared memory.
 pub fn carries_zones(env: Env) -> bool {
     carries(env, b"zones")
 }
@@ -210,35 +219,36 @@ fn carries(env: Env, what: &[u8]) -> bool {
     loaded && !off && ctl::same_path(value(env, SOCKET))
 }
 
-/// Has the environment been cleared of us? (One with another `LD_PRELOAD` is left
-/// as it is.)
+/// Has the environment lost the library? False if the program has set another `LD_PRELOAD`, which
+/// must stay.
 pub fn lost_us(env: Env) -> bool {
     START.lock().is_ok_and(|s| matches!(s.loaded, Loaded::By(..))) && value(env, PRELOAD).is_none()
 }
 
-/// Can the library that this program was started with not be opened any more ([`hidden`])?
+/// Can the library's file no longer be opened under the path with which this program was started
+/// ([`hidden`])?
 #[link_section = ".text.fsocket_start"]
 pub fn hides_us() -> bool {
     extern "C" {
         static environ: Env;
     }
-    // SAFETY: libc's variable; a copy of the pointer.
+    // SAFETY: `environ` is a variable of libc; only its value is copied.
     let now = unsafe { environ };
     entry_at_start(0, now).is_some_and(|e| hidden::hides(&e[PRELOAD.len()..]))
 }
 
-/// Differences between the environment of the next program and the one that the caller passed.
+/// How the environment of the next program differs from the one that the caller passed.
 #[derive(Clone, Copy, Default)]
 pub struct Changes {
-    /// Its control socket and nonce.
+    /// The successor's control socket and nonce.
     pub successor: Option<(i32, u64)>,
-    /// The variables of [`KEPT`] are added.
+    /// Add the variables of [`KEPT`].
     pub inject: bool,
-    /// This library is left out of `LD_PRELOAD`: [`hidden`].
+    /// Leave this library out of `LD_PRELOAD`; see [`hidden`].
     pub hidden: bool,
 }
 
-/// Call `f` with `env` and the changes.
+/// Calls `f` with a copy of `env` that has the changes.
 pub fn extended<R>(env: Env, changes: Changes, f: impl FnOnce(Env) -> R) -> R {
     let Changes { successor, inject, hidden } = changes;
     if successor.is_none() && !inject && !hidden {
@@ -262,19 +272,21 @@ pub fn extended<R>(env: Env, changes: Changes, f: impl FnOnce(Env) -> R) -> R {
     let Ok(memory) = sys::mmap_briefly(pointers + text, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
         return f(env);
     };
-    // SAFETY: zeros, aligned to a page: so many pointers, and the text behind them.
+    // SAFETY: the memory is zeroed and page-aligned. It has room for that many pointers, followed
+    // by the text.
     let (list, text_at) = unsafe {
         let list = core::slice::from_raw_parts_mut(memory as *mut *const c_char, needed);
         (list, core::slice::from_raw_parts_mut(memory.add(pointers), text))
     };
     fill(list, text_at, env, variable, inject);
     let r = f(memory as Env);
-    // SAFETY: mapped above, nobody refers to it any more.
+    // SAFETY: the memory was mapped above with this length, and nothing refers to it any more.
     let _ = unsafe { sys::munmap(memory, pointers + text) };
     r
 }
 
-/// `list` is long enough and ends with null. `text`, if not empty, has room for `LD_PRELOAD`.
+/// Fills `list`, which is long enough and remains null-terminated. `text`, if not empty, has room
+/// for `LD_PRELOAD`.
 fn fill(list: &mut [*const c_char], text: &mut [u8], env: Env, successor: Option<&Text>, inject: bool) {
     let mut n = 0;
     let mut add = |entry: *const c_char| {
@@ -305,7 +317,7 @@ fn fill(list: &mut [*const c_char], text: &mut [u8], env: Env, successor: Option
     }
 }
 
-/// A short C string.
+/// A short NUL-terminated string.
 struct Text {
     buf: [u8; 64],
     len: usize,

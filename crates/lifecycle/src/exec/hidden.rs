@@ -1,21 +1,22 @@
-//! The entry of `LD_PRELOAD` that is this library, where the next program could not open it: in another root, under
-//! another mount, or as another user. The loader would complain on standard error, so the entry is left out.
+//! Leaves this library out of `LD_PRELOAD` if the next program could not open its file: in another
+//! root directory, under another mount, or as another user. Otherwise the loader would print an
+//! error for it.
 
 use core::ffi::CStr;
 use fsocket_sys as sys;
 
 /// The name of this library's file.
 const NAME: &[u8] = b"libfsocket.so";
-/// Bytes of a path that is looked at.
+/// The longest path that is checked, in bytes.
 const PATH: usize = 1024;
 
-/// Is a word of `LD_PRELOAD` this library?
+/// Does a word of `LD_PRELOAD` name this library?
 fn is_ours(word: &[u8]) -> bool {
     word.rsplit(|c| *c == b'/').next() == Some(NAME)
 }
 
-/// May this process open the file now, with its root, its mounts and its rights? A name without a slash is the loader's
-/// to look for.
+/// Can this process open the file, with its present root, mounts and rights? True for a name
+/// without a slash, which the loader searches itself.
 fn is_there(word: &[u8]) -> bool {
     let mut path = [0u8; PATH];
     let Some(to) = path.get_mut(..word.len()).filter(|_| word.contains(&b'/') && word.len() < PATH) else {
@@ -24,24 +25,26 @@ fn is_there(word: &[u8]) -> bool {
     to.copy_from_slice(word);
     let Ok(path) = CStr::from_bytes_until_nul(&path) else { return true };
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::R_OK as usize, libc::AT_EACCESS as usize, 0, 0];
-    // SAFETY: a C string.
+    // SAFETY: the path is a NUL-terminated string.
     let answer = unsafe { sys::raw(libc::SYS_faccessat2, args) };
-    // (A kernel or a filter without the call knows nothing of the file.)
+    // If a kernel lacks the call or a filter forbids it, the answer says nothing.
     !matches!(answer, Err(sys::Errno::ENOENT | sys::Errno::ENOTDIR | sys::Errno::EACCES))
 }
 
-/// The words of `LD_PRELOAD`.
+/// The names in a list as in `LD_PRELOAD`.
 pub fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
 }
 
-/// Can the library that this list names not be opened? One system call, and none where the list does not name it.
+/// Does this list name the library under a path that cannot be opened? Costs one system call, or
+/// none if the list does not name the library.
 #[link_section = ".text.fsocket_start"]
 pub fn hides(list: &[u8]) -> bool {
     words(list).any(|w| is_ours(w) && !is_there(w))
 }
 
-/// Writes the words of `list` that can be loaded to `to`, which has room for all. Returns their length.
+/// Copies the words of `list` that can be loaded to `to`, which has room for all. Returns their
+/// length.
 pub fn rest(list: &[u8], to: &mut [u8]) -> usize {
     let mut len = 0;
     for word in words(list).filter(|w| !is_ours(w) || is_there(w)) {

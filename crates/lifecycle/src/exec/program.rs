@@ -1,36 +1,36 @@
-//! What is the program that is about to be started? In doubt: one that does not
+//! Classifies the program that is about to start. In doubt the program counts as one that does not
 //! load the library.
 
 use core::ffi::{c_char, CStr};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// A program about to be started, as the `exec` family names it.
+/// A program that is about to start, as described by the arguments of an `exec` function.
 pub struct Start<'a> {
-    /// Where relative names begin: a directory or AT_FDCWD.
+    /// The directory from which relative names begin, or AT_FDCWD.
     pub dir: i32,
-    /// Empty: `dir` is the program itself.
+    /// Empty: `dir` is a descriptor of the program itself.
     pub file: &'a CStr,
-    /// Directories to look in for a name without a slash (`execvp`).
+    /// Directories to search for a name without a slash (`execvp`).
     pub path: Option<&'a [u8]>,
     pub env: *const *const c_char,
 }
 
 const NAME: usize = 4096;
-/// The kernel reads no more of the first line of a script (BINPRM_BUF_SIZE).
+/// The kernel reads only this much of a script's first line (BINPRM_BUF_SIZE).
 const LINE: usize = 256;
-/// Interpreters of interpreters.
+/// The most interpreters of interpreters.
 const DEPTH: usize = 4;
-/// What libc looks through when PATH is not set.
+/// The directories that libc searches if PATH is not set.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// What becomes of an attempt to start a program.
+/// The effect of an attempt to start the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// There is nothing to be started.
+    /// The start fails.
     Fails,
-    /// It will load what LD_PRELOAD says.
+    /// The program will load the libraries in LD_PRELOAD.
     Loads,
-    /// It will not, or may not.
+    /// The program will not load the libraries, or nothing is known.
     Unknown,
 }
 
@@ -43,7 +43,7 @@ impl Drop for File {
 }
 
 impl Start<'_> {
-    /// May it be another file, or none, as seen from another directory?
+    /// Is the name relative, so that it can mean another file in another directory?
     pub fn is_in_fork_group(&self) -> bool {
         !self.file.is_empty() && !self.file.to_bytes().starts_with(b"/")
     }
@@ -68,7 +68,7 @@ impl Start<'_> {
             buf[dir.len()] = b'/';
             buf[dir.len() + 1..end].copy_from_slice(name);
             let file = open(libc::AT_FDCWD, CStr::from_bytes_until_nul(&buf).ok()?);
-            // As execvp: one that is not executable is passed over.
+            // Like execvp, skips a file that is not executable.
             match file.as_ref().map(executable).map_err(|e| *e) {
                 Ok(false) | Err(Errno::ENOENT | Errno::ENOTDIR) => None,
                 _ => Some(file),
@@ -80,24 +80,24 @@ impl Start<'_> {
 
 fn open(dir: i32, name: &CStr) -> Result<File> {
     let args = [dir as usize, name.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
-    // SAFETY: a C string.
+    // SAFETY: the name is a NUL-terminated string.
     unsafe { sys::raw(libc::SYS_openat, args) }.map(|fd| File(fd as i32))
 }
 
-/// May anybody start it?
+/// Is this a regular file with any execute permission?
 fn executable(f: &File) -> bool {
     status(f).is_ok_and(|s| s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_mode & 0o111 != 0)
 }
 
 fn status(f: &File) -> Result<libc::stat> {
-    // SAFETY: all-zero is a valid `stat`.
+    // SAFETY: zero bytes are a valid `stat`.
     let mut s: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: on 64-bit systems the kernel's structure is libc's.
+    // SAFETY: on x86-64 the kernel's structure is that of libc.
     unsafe { sys::raw(libc::SYS_fstat, [f.0 as usize, &raw mut s as usize, 0, 0, 0, 0]) }?;
     Ok(s)
 }
 
-/// Does the loader of glibc or musl start it, so that LD_PRELOAD counts?
+/// Does the loader of glibc or musl start the program, so that LD_PRELOAD has an effect?
 pub fn fate(start: &Start) -> Fate {
     match start.open() {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Fate::Fails,
@@ -113,7 +113,7 @@ pub fn fate(start: &Start) -> Fate {
 fn loads_libraries(mut file: File) -> bool {
     for _ in 0..DEPTH {
         let mut head = [0u8; NAME];
-        // SAFETY: NAME bytes are there.
+        // SAFETY: `head` has room for NAME bytes.
         let Ok(n) = (unsafe { sys::pread(file.0, head.as_mut_ptr(), NAME - 1, 0) }) else { return false };
         if !plain(&file) {
             return false;
@@ -135,19 +135,20 @@ fn loads_libraries(mut file: File) -> bool {
     false
 }
 
-/// Neither set-user-ID nor with capabilities: the loader ignores LD_PRELOAD there.
+/// Is this a regular file without set-user-ID and without capabilities? (For the others the loader
+/// ignores LD_PRELOAD.)
 fn plain(f: &File) -> bool {
     let Ok(s) = status(f) else { return false };
     let args = [f.0 as usize, c"security.capability".as_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: a C string, and no buffer.
+    // SAFETY: the name is NUL-terminated, and with length 0 the kernel writes nothing.
     let capable = unsafe { sys::raw(libc::SYS_fgetxattr, args) }.is_ok();
     s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_mode & (libc::S_ISUID | libc::S_ISGID) == 0 && !capable
 }
 
-/// An ELF file for this machine whose interpreter is that of glibc or musl.
+/// Is this an ELF file for this machine whose interpreter is the loader of glibc or musl?
 fn dynamic(head: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
-    const MACHINE: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+    const MACHINE: u16 = 62;
     let u16_at = |at: usize| head.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     let word = |at: usize| head.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
     if !head.starts_with(b"\x7fELF\x02\x01") || u16_at(18) != Some(MACHINE) {
@@ -166,7 +167,7 @@ fn dynamic(head: &[u8]) -> bool {
     })
 }
 
-/// Is it the binary that runs now, or the one that has taken its place?
+/// Is this the running binary, or a new version in its place?
 pub fn is_this_one(start: &Start) -> bool {
     let Ok(file) = start.open() else { return false };
     let (Ok(next), Ok(Ok(this))) = (status(&file), open(libc::AT_FDCWD, c"/proc/self/exe").map(|f| status(&f))) else {
@@ -178,7 +179,7 @@ pub fn is_this_one(start: &Start) -> bool {
     let mut link = [0u8; NAME];
     let args =
         [libc::AT_FDCWD as usize, c"/proc/self/exe".as_ptr() as usize, link.as_mut_ptr() as usize, NAME - 1, 0, 0];
-    // SAFETY: the buffer has that many bytes.
+    // SAFETY: `link` has room for that many bytes.
     let Ok(n) = (unsafe { sys::raw(libc::SYS_readlinkat, args) }) else { return false };
     link[..n].strip_suffix(b" (deleted)").is_some_and(|was| was == start.file.to_bytes())
 }

@@ -1,16 +1,17 @@
-//! The descriptors that a program is started with.
+//! Examines the descriptors with which a program is started, as cheaply as possible, because most
+//! programs have inherited only files.
 
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_sys as sys;
 
-/// Do `f` for every open descriptor that is not ours.
+/// Calls `f` for every open descriptor of the program.
 pub(super) fn each_descriptor(f: impl FnMut(i32)) {
     static BUSY: AtomicBool = AtomicBool::new(false);
     if BUSY.swap(true, Ordering::Acquire) {
         return;
     }
-    // Reading /proc costs more than all else at the start of a program.
+    // Reading /proc costs more than all other steps at the start of a program together.
     match few_descriptors() {
         Some(numbers) => (0..FEW).filter(|fd| numbers & 1 << fd != 0).for_each(f),
         None => each_listed(f),
@@ -21,7 +22,7 @@ pub(super) fn each_descriptor(f: impl FnMut(i32)) {
 fn each_listed(mut f: impl FnMut(i32)) {
     let args = [libc::AT_FDCWD as usize, c"/proc/self/fd".as_ptr() as usize, 0, 0, 0, 0];
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
-    // SAFETY: a C string.
+    // SAFETY: the path is a NUL-terminated string.
     match unsafe { sys::raw(libc::SYS_openat, [args[0], args[1], flags, 0, 0, 0]) } {
         Ok(dir) => {
             list(dir as i32, |fd| {
@@ -31,24 +32,27 @@ fn each_listed(mut f: impl FnMut(i32)) {
             });
             let _ = sys::close(dir as i32);
         }
-        // No /proc: the numbers that programs hand down.
+        // Without /proc: tries the numbers that programs usually hand down.
         Err(_) => (0..256).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(f),
     }
 }
 
-/// Is one among them that concerns the library: a socket of the internet, or an epoll instance (those have no place in
-/// a file system)? Numbers from [`MANY`] on are not looked at, nor those from [`USUAL`] on if half as many before them
-/// are free: a program of ours that has left something says so by other means, and others hand down small ones.
+/// Has the program inherited a descriptor that concerns the library: an internet socket, or an
+/// epoll instance (neither has a type in the file system)? Numbers from [`MANY`] on are not
+/// checked, and those from [`USUAL`] on only if most of the lower numbers are in use. That is
+/// enough: programs hand down small numbers, and a program with the library says in another way
+/// that it has left state.
 #[link_section = ".text.fsocket_start"]
 pub fn any_of_concern() -> bool {
     let is_one = |fd: i32| sys::mode(fd).is_ok_and(|mode| is_of_concern(fd, mode));
-    // One call says which are open; a look into /proc makes the kernel build this process's directory.
+    // One `ppoll` tells which numbers are open. Reading /proc would make the kernel build the
+    // directory of this process.
     match open::<USUAL>(0, is_one) {
         Some((false, last)) if last >= USUAL / 2 => open::<{ MANY - USUAL }>(USUAL, is_one).map(|(any, _)| any),
         usual => usual.map(|(any, _)| any),
     }
     .unwrap_or_else(|| {
-        // (A process that may not have so many.)
+        // `ppoll` fails if the process may not have that many descriptors.
         let mut any = false;
         each_listed(|fd| any |= is_one(fd));
         any
@@ -58,13 +62,13 @@ pub fn any_of_concern() -> bool {
 const MANY: usize = 256;
 const USUAL: usize = 64;
 
-/// Is one of the `N` numbers from `first` on open and such a one? And the last that is open, or 0. None: the kernel
-/// does not say.
+/// Is any of the `N` numbers from `first` on open, with `is_one` true? Also returns the highest
+/// open number, or 0. None: the kernel does not answer.
 #[inline(always)]
 fn open<const N: usize>(first: usize, is_one: impl Fn(i32) -> bool) -> Option<(bool, usize)> {
     let mut all: [libc::pollfd; N] =
         core::array::from_fn(|n| libc::pollfd { fd: (first + n) as i32, events: 0, revents: 0 });
-    // SAFETY: that many; no mask.
+    // SAFETY: the array has N entries, and the signal mask is null.
     unsafe { sys::ppoll(all.as_mut_ptr(), N, Some(0), core::ptr::null()) }.ok()?;
     let mut open = all.iter().filter(|p| p.revents & libc::POLLNVAL == 0);
     let last = open.clone().next_back().map_or(0, |p| p.fd as usize);
@@ -79,7 +83,8 @@ fn is_of_concern(fd: i32, mode: u32) -> bool {
     }
 }
 
-/// (Pipes of some programs are sockets: a shell's children have many.)
+/// Tells internet sockets from others. (Some programs use sockets as pipes, for example the
+/// children of a shell.)
 #[cold]
 fn is_internet(fd: i32) -> bool {
     let mut address = [0u8; 28];
@@ -87,11 +92,11 @@ fn is_internet(fd: i32) -> bool {
     family.is_ok_and(|f| matches!(i32::from(f), libc::AF_INET | libc::AF_INET6))
 }
 
-/// Numbers that are looked at one by one.
+/// If all numbers are below this one, each is checked by its own system call.
 pub(super) const FEW: i32 = 32;
 
-/// The open descriptors that are not ours, a bit for each, if all are below [`FEW`]. None: there are
-/// others, or the kernel does not tell how many there are (before Linux 6.2).
+/// The program's open descriptors as a set of bits, if all are below [`FEW`]. None: there are
+/// higher ones, or the kernel does not report their count (before Linux 6.2).
 #[link_section = ".text.fsocket_start"]
 pub(super) fn few_descriptors() -> Option<u32> {
     let all = sys::size(c"/proc/self/fd").ok().filter(|n| *n > 0)?;
@@ -102,7 +107,7 @@ pub(super) fn few_descriptors() -> Option<u32> {
     (u64::from(u32::count_ones(numbers)) == theirs).then_some(numbers)
 }
 
-/// The numbers that are names in a directory.
+/// Calls `f` for each number that is a name in the directory.
 fn list(dir: i32, mut f: impl FnMut(i32)) {
     /// Bytes of a directory entry before its name.
     const HEAD: usize = 19;
@@ -111,7 +116,7 @@ fn list(dir: i32, mut f: impl FnMut(i32)) {
     let mut buf = Buffer([0; 2048]);
     loop {
         let args = [dir as usize, buf.0.as_mut_ptr() as usize, buf.0.len(), 0, 0, 0];
-        // SAFETY: the buffer has that many bytes.
+        // SAFETY: the buffer has room for that many bytes.
         let n = match unsafe { sys::raw(libc::SYS_getdents64, args) } {
             Ok(n @ 1..) => n.min(buf.0.len()),
             _ => return,

@@ -1,18 +1,18 @@
-//! Many threads of one process that call `listen` at once. They would wait for the monitor one after the
-//! other, for longer than the kernel takes for all that most of them do.
+//! Limits how many threads of a process register a listener at the same time. The others would
+//! wait for the monitor one after the other, longer than the rest of their `listen` takes.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// So many tell the monitor at once, at most. The listeners of others are the kernel's alone, and so are
-/// all for a while behind them.
+/// At most this many threads register with the monitor at the same time. If there are more, the
+/// kernel alone serves their listeners, and all new ones during the pause that follows.
 const MOST: u32 = 8;
 const PAUSE: u64 = 1_000_000_000;
 
 static UNTIL: AtomicU64 = AtomicU64::new(0);
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
-/// A thread that tells the monitor of a listener.
+/// A thread that registers a listener with the monitor.
 pub struct Telling(());
 
 impl Telling {
@@ -36,7 +36,7 @@ impl Drop for Telling {
     }
 }
 
-/// In a forked child: the others are not here.
+/// In a forked child: the other threads do not exist.
 pub fn become_child() {
     if !crate::process::was_alone() {
         THREADS.store(0, Ordering::Relaxed);

@@ -1,19 +1,20 @@
-//! Which listeners of the registry a destination means.
+//! Finds the listeners in the registry that serve a destination.
 
 use crate::name;
 use fsocket_abi::arena::Reason;
 use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
 use fsocket_proto::Addr;
 
-/// Listeners of the registry that a connection could go to.
+/// Listeners in the registry to which a connection could go.
 #[derive(Clone, Copy, Default)]
 pub struct Best {
     pub count: usize,
-    /// Which, in one word. (Their order changes when others go.)
+    /// These listeners as one number. (It does not depend on their order, which changes when other
+    /// listeners end.)
     pub(super) listeners: u64,
 }
 
-/// Those that a connection to `dst` could go to, or why there are none.
+/// The listeners to which a connection to `dst` could go, or the reason why there are none.
 pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<Best, Reason> {
     let v4 = name::is_v4(&dst.ip);
     let local = name::is_loopback(&dst.ip) || {
@@ -53,7 +54,8 @@ pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<Best, Reason> {
     }
 }
 
-/// The monitor may change the registry while we read; the generation tells.
+/// Reads a value that the monitor may change at the same time. The registry's generation tells
+/// whether it did.
 pub fn volatile<T: Copy>(p: &T) -> T {
     // SAFETY: a reference is valid for reads.
     unsafe { core::ptr::read_volatile(p) }

@@ -1,47 +1,50 @@
-//! What the monitor has said of destinations. Readers take no lock and wait for nobody: each entry has a
-//! sequence number that is odd while it changes, and a reader that meets a change finds nothing.
+//! Caches the monitor's answers about destinations. Readers take no lock and never wait: each
+//! entry has a sequence number that is odd during a change, and a reader that sees a change treats
+//! the entry as missing.
 
 use crate::pieces::{Pieces, Zero};
 use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_proto::Addr;
 
-/// Listeners that share one address (SO_REUSEPORT).
+/// The most listeners that share one address (SO_REUSEPORT).
 pub const FAN: usize = 16;
-/// Sets of each level. A destination whose set is full is in the next level; so few destinations take few pages.
+/// The number of sets in each level. If the set of a destination is full, the destination goes to
+/// the next level. So a few destinations use few pages.
 const LEVELS: [usize; 4] = [NEAR, 128, 512, 2048];
 const SETS: usize = LEVELS[1] + LEVELS[2] + LEVELS[3];
-/// Sets of the first level, which are always there.
+/// The number of sets in the first level, which needs no allocation.
 const NEAR: usize = 16;
 const WAYS: usize = 4;
 const HEAD: usize = 9;
 const WORDS: usize = HEAD + FAN;
 
-/// Looks at an entry that others change.
+/// How often a reader tries to read an entry that other threads change.
 const LOOKS: u32 = 4;
 
-/// A channel: its place in this process's table, and its number, by which one that has taken the place of
-/// another is told from it.
+/// A channel: its index in this process's table, and its number, because another channel may take
+/// the same index later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Known {
     pub place: u32,
     pub id: u32,
 }
 
-/// What an answer is valid for.
+/// The state for which an answer is valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Basis {
-    /// Of the registry.
+    /// `Registry::generation`.
     pub generation: u64,
     /// `Registry::touched`.
     pub touched: u64,
-    /// Which listeners match best, in one word.
+    /// The listeners that match best, as one number.
     pub listeners: u64,
-    /// [`crate::registry::closings`] of the port, by the monitor, before it looked at the listeners.
+    /// [`crate::registry::closings`] of the port, read by the monitor before it looked at the
+    /// listeners.
     pub closings: u32,
-    /// When the monitor said so, in ticks.
+    /// When the monitor answered, in ticks.
     pub asked: u64,
-    /// A connection of the kernel's has proved that its policy allows this, for sockets with this identity.
+    /// The kernel's policy has allowed a connection from a socket with this identity.
     pub proved_for: Option<u64>,
 }
 
@@ -50,15 +53,15 @@ pub struct Route {
     pub dst: ([u8; 16], u16),
     pub chans: [Known; FAN],
     pub n: usize,
-    /// It said no.
+    /// The reason why the monitor has refused.
     pub refused: Option<Reason>,
     pub basis: Basis,
 }
 
 struct Entry {
-    /// 0: empty; odd: being written.
+    /// 0: empty; odd: a thread is writing the entry.
     seq: AtomicU32,
-    /// Which channel is next.
+    /// Which of the channels is used next.
     turn: AtomicU32,
     words: [AtomicU64; WORDS],
 }
@@ -68,24 +71,24 @@ static NEAREST: [Set; NEAR] = [const {
     [const { Entry { seq: AtomicU32::new(0), turn: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; WORDS] } };
         WAYS]
 }; NEAR];
-/// The sets of the other levels. (20 take four pages.)
+/// The sets of the other levels. (20 sets take four pages.)
 static FARTHER: Pieces<Set, 20, { SETS.div_ceil(20) }> = Pieces::new();
-// SAFETY: atomics of integers.
+// SAFETY: all fields are atomics of integers, for which zero bytes are valid.
 unsafe impl Zero for Entry {}
-/// Threads that are writing an entry.
+/// Number of threads that are writing an entry.
 #[link_section = ".data.fsocket_start"]
 static WRITING: AtomicU32 = AtomicU32::new(0);
-/// Entries of another epoch are forgotten.
+/// Entries of an earlier epoch count as missing.
 #[link_section = ".data.fsocket_start"]
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 static VICTIM: AtomicU32 = AtomicU32::new(0);
 
-/// Forget everything.
+/// Forgets all entries.
 pub fn clear() {
     EPOCH.fetch_add(1, Ordering::AcqRel);
 }
 
-/// In a forked child: whoever was writing is not here.
+/// In a forked child: other threads that were writing an entry do not exist.
 pub fn reset_after_fork() {
     clear();
     if WRITING.load(Ordering::Relaxed) != 0 {
@@ -96,7 +99,7 @@ pub fn reset_after_fork() {
     }
 }
 
-/// The set of a destination in each level: its index.
+/// The indices of the sets for a destination, one in each level.
 fn sets_of(dst: &Addr) -> impl Iterator<Item = usize> + Clone {
     let [a, b] = halves(&dst.ip);
     let mixed = (a ^ b.rotate_left(17) ^ u64::from(dst.port) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -108,17 +111,18 @@ fn sets_of(dst: &Addr) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-/// The set with that index; None: nothing was ever written there.
+/// The set with this index. None: no entry was ever written there.
 fn known(set: usize) -> Option<&'static Set> {
     NEAREST.get(set).or_else(|| FARTHER.get(set - NEAR))
 }
 
-/// The same, to be written; None: there is no memory for it.
+/// The set with this index, for writing. None: there is no memory for it.
 fn made(set: usize) -> Option<&'static Set> {
     NEAREST.get(set).or_else(|| FARTHER.make(set - NEAR))
 }
 
-/// The entry of a destination. Entries are never empty again, so one in a later level has full sets before it.
+/// The entry of a destination. Entries never become empty again. So if a destination is in a later
+/// level, its sets in the earlier levels are full.
 fn own(dst: &Addr) -> Option<&'static Entry> {
     for set in sets_of(dst).map_while(known) {
         if let Some(own) = set.iter().find(|e| e.is_of(dst)) {
@@ -136,7 +140,7 @@ fn halves(ip: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// What is known of `dst`, and a number that grows with each look.
+/// The known route to `dst`, and a number that grows with each call.
 pub fn get(dst: &Addr) -> Option<(Route, u32)> {
     let entry = own(dst)?;
     let route = (0..LOOKS).find_map(|_| entry.read())?;
@@ -144,7 +148,8 @@ pub fn get(dst: &Addr) -> Option<(Route, u32)> {
     ((route.dst.0, route.dst.1) == (dst.ip, dst.port)).then_some((route, turn))
 }
 
-/// Where another thread is just writing it is left out: it is asked for once more.
+/// Stores a route. If another thread is just writing the entry, the route is not stored, and the
+/// monitor is asked again.
 pub fn put(r: &Route) {
     let dst = Addr { ip: r.dst.0, port: r.dst.1, ..Addr::default() };
     let free = || sets_of(&dst).map_while(made).flatten().find(|e| e.read().is_none());
@@ -159,7 +164,7 @@ pub fn put(r: &Route) {
 }
 
 impl Entry {
-    /// (It may be another's a moment later.)
+    /// Is this the entry of `dst`? (A moment later it may belong to another destination.)
     fn is_of(&self, dst: &Addr) -> bool {
         let word = |i: usize| self.words[i].load(Ordering::Relaxed);
         self.seq.load(Ordering::Relaxed) != 0 && [word(0), word(1)] == halves(&dst.ip) && word(2) as u16 == dst.port
@@ -169,7 +174,8 @@ impl Entry {
         // Acquire: pairs with the release at the end of `write`.
         let before = self.seq.load(Ordering::Acquire);
         let words: [u64; WORDS] = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
-        // Pairs with the fence in `write`: a word of a later change shows that change's number, too.
+        // Pairs with the fence in `write`: a reader that sees a word of a later change also sees
+        // the changed sequence number.
         fence(Ordering::Acquire);
         let whole = before & 1 == 0 && before != 0 && self.seq.load(Ordering::Relaxed) == before;
         whole.then(|| decode(&words)).flatten()
@@ -208,7 +214,7 @@ fn encode(r: &Route) -> [u64; WORDS] {
         v.listeners,
         v.asked,
         EPOCH.load(Ordering::Relaxed),
-        // (An identity is never 0.)
+        // An identity is never 0.
         v.proved_for.unwrap_or(0),
     ]);
     for (word, c) in words[HEAD..].iter_mut().zip(&r.chans[..n]) {
@@ -217,7 +223,7 @@ fn encode(r: &Route) -> [u64; WORDS] {
     words
 }
 
-/// None: it is forgotten.
+/// Converts the words to a route. None: the entry is from an earlier epoch.
 fn decode(words: &[u64; WORDS]) -> Option<Route> {
     let &[a, b, rest, generation, touched, listeners, asked, epoch, proved_for, ..] = words;
     if epoch != EPOCH.load(Ordering::Acquire) {
@@ -264,7 +270,7 @@ mod tests {
         Addr { ip: [7; 16], port, ..Addr::default() }
     }
 
-    /// The entries are one for the process: the tests take turns.
+    /// All tests use the table of this process, so they run one after the other.
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     #[test]
@@ -290,7 +296,7 @@ mod tests {
         assert!(kept > 3950, "{kept}");
     }
 
-    /// A reader sees one route or the other, and no mixture.
+    /// A reader sees one of the two routes, never a mixture.
     #[test]
     fn readers_see_no_half_of_a_change() {
         let _turn = TURN.lock();

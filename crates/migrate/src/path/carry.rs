@@ -2,13 +2,12 @@
 
 use super::pair::is_across;
 use super::patience::PATIENCE_NS;
-use crate::stage::peer_status;
 use crate::table::Desc;
 use crate::{conn, stats, token};
-use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
-use fsocket_abi::channel::{status, Dir, RING_CAP};
+use fsocket_abi::channel::Dir;
 use fsocket_abi::half::Half;
+use fsocket_abi::path_switch::{Looked, Skip};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sys::{self as sys, Errno};
 
@@ -19,9 +18,9 @@ const STEP: usize = 8 * 1024 - 512;
 /// The bytes that the other side has not read come first in its kernel socket. It goes on reading the ring until it follows, and
 /// then passes over what it has read ([`pass_over`]). Left in the ring it would keep the socket from whatever needs it whole:
 /// nothing can be put in front of what that has received. (Where it cannot be told what is unread, or the socket
-/// has no room for it, it stays: [`Path::Draining`]. So it does where the connection has been another one in the kernel at each
+/// has no room for it, it stays: `PathState::Draining`. So it does where the connection has been another one in the kernel at each
 /// side, as those to other hosts have, with an agent's stand-in: what is sent in the one does not come out of the other.)
-pub(super) fn carry(d: &'static Desc, own: i32) {
+pub(super) fn carry(d: &'static Desc, own: i32, words: &Looked) {
     if is_across(d) && !d.is_unix() {
         return;
     }
@@ -32,40 +31,38 @@ pub(super) fn carry(d: &'static Desc, own: i32) {
     if asked.is_err() || u64::from(u32::from_ne_bytes(room)) < unread.bytes * 3 {
         return;
     }
+    let copy = Half::default();
     // SAFETY: atomics only; zero is valid. The reader's own stay as they are.
-    let (copy, from): (Half, Dir) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
-    copy.pos.store(unread.pos, Ordering::Relaxed);
-    copy.base.store(unread.base, Ordering::Relaxed);
-    copy.limit.store(unread.limit, Ordering::Relaxed);
+    let from: Dir = unsafe { core::mem::zeroed() };
+    copy.set_pos(unread.pos);
+    copy.set_base(unread.base);
+    copy.set_limit(unread.limit);
     let nodelay = |on: i32| sys::setsockopt(own, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on.to_ne_bytes());
     let _ = nodelay(1);
     if !pour_all(r, &from, &copy, own) {
         return conn::poison(d);
     }
     let _ = nodelay(0);
-    let at = &d.slot().migrated[d.side()];
-    at.base.store(h.bytes.load(Ordering::Relaxed).wrapping_sub(unread.bytes), Ordering::Relaxed);
-    at.limit.store(unread.bytes, Ordering::Relaxed);
-    // Release: the two above.
-    tx.prod.status.fetch_or(status::CARRIED, Ordering::Release);
+    let first = h.bytes().wrapping_sub(unread.bytes);
+    words.carried(&d.slot().migrated[d.side()], first, unread.bytes);
 }
 
 /// The other side of [`carry`]: `fd`, this side's kernel socket, begins behind what was read of the ring, and nothing of that
 /// is read any more. False: nonsense, or it does not come.
+// (Not inlined: its buffer would be on the stack together with that of [`pour_all`].)
+#[inline(never)]
 pub(super) fn pass_over(d: &Desc, fd: i32) -> bool {
-    if peer_status(d) & status::CARRIED == 0 {
+    let peer = d.peer_status();
+    if !peer.has_carried() {
         return true;
     }
     let rxh = d.rx().2;
     let Ok(_t) = token::enter(rxh) else { return false };
-    let at = &d.slot().migrated[(1 - d.side()) & 1];
-    let (first, n) = (at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed));
-    let mut read = rxh.bytes.load(Ordering::Relaxed).wrapping_sub(first);
-    if n > RING_CAP as u64 || read > n {
+    let from = &d.slot().migrated[(1 - d.side()) & 1];
+    let Skip::Bytes(mut read) = Skip::begin(&d.sock().flags, peer, from, rxh) else {
         stats::count(Counter::HostilePeer);
         return false;
-    }
-    d.sock().flags.drain();
+    };
     let until = sys::now_ns() + PATIENCE_NS;
     let mut over = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
     while read > 0 && sys::now_ns() < until {
@@ -93,7 +90,7 @@ fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
     let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
     let p = buf.as_mut_ptr() as *mut u8;
     loop {
-        // SAFETY: STEP bytes are there; the caller is the ring's only consumer, or `dir` and `h` are copies of its own.
+        // SAFETY: STEP bytes are there. The ring has one consumer, who is here with its token, or `dir` and `h` are copies.
         let n = match unsafe { ring::recv(r, dir, h, Some(p), STEP, true) } {
             Ok(0) => return true,
             Ok(n) => n,

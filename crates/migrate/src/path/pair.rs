@@ -10,7 +10,7 @@ use fsocket_proto::request;
 use fsocket_proto::values::{Acts, End, Switching};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// A socket of ours to close. -1: this side needs none.
+/// A socket that this side closes. -1: it needs none.
 pub struct Own(pub i32);
 
 impl Own {
@@ -88,9 +88,10 @@ fn placeholder(d: &Desc) -> Option<i32> {
 /// ordinary loopback connection.
 pub fn make(d: &Desc) -> Option<Own> {
     if is_across(d) {
+        let helped = d.is_unix() && monitor_has_other_end(d);
         // A peer that is gone sends nothing again: the connection stays, for what it has left.
-        let gone = d.rx_dir().prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
-        return if gone && crate::conn::ring_has(d) { None } else { placeholder(d).map(Own) };
+        let gone = d.peer_status().has(status::CLOSED);
+        return if gone && !helped && crate::conn::ring_has(d) { None } else { placeholder(d).map(Own) };
     }
     let family = d.sock().family() as i32;
     let side = d.side();
@@ -104,14 +105,52 @@ pub fn make(d: &Desc) -> Option<Own> {
     }
 }
 
+/// A Unix connection has gone over to shared memory. `fd` is this side's end, which the monitor keeps for the way back: where
+/// this process is killed, nobody else could send what the other side has not read.
+pub fn keep_end(d: &Desc, fd: i32) {
+    if d.is_unix() {
+        let _ = ctl::request(Named::of(d, d.side()).switch(Switching::Keep), Some(fd));
+    }
+}
+
+/// Can the monitor act at the other side's end of a Unix connection? It cannot after a restart, for connections of two
+/// users, and where descriptors are scarce. Then the other side sends again what was not read.
+fn monitor_has_other_end(d: &Desc) -> bool {
+    let has = ctl::request(Named::of(d, d.side()).switch(Switching::Return), None);
+    matches!(has, Ok(_) | Err(Errno::EALREADY))
+}
+
 /// Something to do at the other side's end, which is the monitor's to touch; bits of
 /// [`fsocket_proto::switch::act`].
 pub fn act(d: &Desc, what: u32) {
-    if what == 0 || is_across(d) {
-        return;
+    Late::of(d).act(d, what);
+}
+
+/// The acts of a mover that is done. Its slot may be another connection's by then, so this names the connection.
+#[derive(Clone, Copy)]
+pub struct Late(Named);
+
+impl Late {
+    pub fn of(d: &Desc) -> Late {
+        Late(Named::of(d, d.side()))
     }
-    let ask = Named::of(d, d.side()).switch(Switching::Act);
-    let _ = ctl::request(request::Switch { acts: Acts(what), ..ask }, None);
+    pub fn is_of(self, d: &Desc) -> bool {
+        d.slot().generation.load(Ordering::Relaxed) == self.0.generation
+    }
+    pub fn act(self, d: &Desc, what: u32) {
+        if what == 0 || is_across(d) && !d.is_unix() {
+            return;
+        }
+        let ask = self.0.switch(Switching::Act);
+        let _ = ctl::request(request::Switch { acts: Acts(what), ..ask }, None);
+    }
+    /// The other side is gone. `read_all`: it has read all that this side had carried.
+    pub fn release(self, d: &Desc, read_all: bool) {
+        if !is_across(d) || d.is_unix() {
+            let end = End { side: 1 - self.0.end.side, ..self.0.end };
+            send_release(request::Release { read_all, ..Named { end, ..self.0 }.release() });
+        }
+    }
 }
 
 /// Connect the client's end to the kernel's listener, for the client to come for.
@@ -224,10 +263,16 @@ pub fn claim(d: &Desc, side: usize, pours: bool) -> Option<i32> {
 }
 
 fn claim_within(d: &Desc, side: usize, pours: bool, turns: u64) -> Option<i32> {
+    let Named { channel, end, generation } = Named::of(d, side);
     if is_across(d) {
+        if d.is_unix() && pours {
+            // The monitor neither sends the same bytes nor reads here what the other side had carried.
+            if let Ok((_, Some(copy))) = ctl::request(request::Claim { channel, end, generation, pours }, None) {
+                let _ = sys::close(copy);
+            }
+        }
         return placeholder(d);
     }
-    let Named { channel, end, generation } = Named::of(d, side);
     for turn in 0..turns {
         match ctl::request(request::Claim { channel, end, generation, pours }, None) {
             Ok((_, Some(fd))) => return Some(fd),
@@ -241,9 +286,14 @@ fn claim_within(d: &Desc, side: usize, pours: bool, turns: u64) -> Option<i32> {
 
 /// This side's last holder has its own copies of the end, or is gone.
 pub fn release(d: &Desc, side: usize) {
-    if !is_across(d) {
+    if !is_across(d) || d.is_unix() {
         send_release(releasing(d, side));
     }
+}
+
+/// Both sides of a connection that was over shared memory have closed it.
+pub fn forget_ends(m: request::Release) {
+    let _ = ctl::tell(m, None);
 }
 
 pub fn releasing(d: &Desc, side: usize) -> request::Release {

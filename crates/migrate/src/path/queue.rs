@@ -6,7 +6,7 @@
 //! address, by the monitor. The client's end of that is handed over like any other
 //! ([`super`]): what the client has sent is sent again in it.
 
-use super::{moved_out, pair, settle, start, take_along};
+use super::{pair, settle, start};
 use crate::chan::{Chan, Rings};
 use crate::establish::{establish, End};
 use crate::listen::{self, Listener};
@@ -15,6 +15,7 @@ use crate::{claim, ctl, name, process, socks, stats, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_abi::path_switch::Fenced;
 use fsocket_proto::switch::act;
 use fsocket_proto::values::Unpublishing;
 use fsocket_proto::Addr;
@@ -28,10 +29,10 @@ const PATIENCE_NS: u64 = 200_000_000;
 const TRIES: u32 = 2;
 
 /// Put everything that waits for `d`, a listener that takes no new connections
-/// over shared memory any more, into the kernel's queue.
+/// over shared memory any more, into the kernel's queue. A process that is no worker leaves that to the monitor, which
+/// does the same: it has no channels, and to ask for them would count as serving the listener.
 pub fn requeue(d: &'static Desc) {
-    let Some(l) = listen::of(d) else { return };
-    l.join_to_leave();
+    let Some(l) = listen::of(d).filter(|l| l.is_worker()) else { return };
     ctl::poll();
     let mut raised = false;
     while let Some((c, slot)) = l.take(true) {
@@ -57,14 +58,14 @@ fn one_or_refuse(d: &Desc, l: &Listener, c: &'static Chan, slot: usize, dst: [u8
     }
 }
 
-/// The backlog is the program's again. (Of several that do this at once, the last one has the last word.)
+/// The backlog is the program's again. (Where several processes do this at once, the last one decides.)
 fn lower(d: &Desc, l: &Listener, raised: bool) {
     if raised {
         let _ = l.backlog().map(|limit| sys::listen(table::fd_of(d).unwrap_or(-1), limit));
     }
 }
 
-/// Has the kernel's queue no room for another one? (It takes one more than its limit.)
+/// Has the kernel's queue no room for another connection? (The kernel takes one more than the limit.)
 fn is_full(d: &Desc) -> bool {
     let fd = table::fd_of(d).unwrap_or(-1);
     fsocket_reuseport::listener::backlog(fd).is_ok_and(|(limit, waiting)| waiting >= limit)
@@ -121,19 +122,18 @@ fn one(
     d.set_family(family as u32);
     let e = End::usual(c, (slot, rings), SERVER, &Addr { ip: dst, family, port: server, v6only: 0 }, port);
     establish(d, sock, &e);
-    let started = hand_over(d) && start(d, |_| Some(pair::Own(-1))).is_some();
+    let begun = if hand_over(d) { start(d, |_| Some(pair::Own(-1))) } else { None };
     pair::Own(other).close();
-    if !started {
+    let Some(begun) = begun else {
         // Reset, as by a listener that is closed.
         pair::act(d, act::RESET);
         pair::release(d, CLIENT);
         (crate::upcalls::upcalls().last_reference)(d);
         table::done_with(d);
         return Some(());
-    }
-    sys::heavy_fence();
-    let gone = take_along(d, &pair::Own(-1));
-    moved_out(d, gone);
+    };
+    let done = begun.take_along(&Fenced::after(sys::heavy_fence)).finish();
+    done.look_back(&Fenced::after(sys::heavy_fence));
     d.disconnect();
     settle::leave(d);
     table::release(d);
@@ -222,6 +222,7 @@ pub fn leave_to_kernel(d: &'static Desc) {
 /// Puts what waits for those into the kernel's queue.
 #[inline]
 pub fn answer() {
+    listen::take_unserved().for_each(give_up);
     for d in listen::take_wanted_by_others() {
         stats::fall_back(Reason::Option);
         requeue(d);
@@ -238,8 +239,8 @@ pub fn pass_on_used() {
     }
 }
 
-/// A channel cannot be mapped here: the kernel serves this listener from now
-/// on. The monitor resets what waits in its queues.
+/// A channel cannot be mapped here: the kernel serves this listener from now on. The monitor moves what waits in its queues
+/// to the kernel's. Where nothing is locked: a client in this very process may wait for the monitor's answer.
 pub fn give_up(id: u64) {
     stats::fall_back(Reason::Resource);
     for i in 0..table::DESCS.len() {
@@ -253,7 +254,7 @@ pub fn give_up(id: u64) {
     }
 }
 
-/// All listeners of this process are the kernel's alone from now on.
+/// All listeners of this process accept over the kernel alone from now on.
 pub fn give_up_all() {
     for l in listen::used() {
         let id = l.id.load(Ordering::Relaxed);

@@ -1,33 +1,35 @@
-//! Putting the kernel socket behind the program's own descriptor numbers.
+//! Puts the kernel socket behind the program's own descriptors.
 
 use crate::table::{self, Desc};
 use crate::upcalls::{upcalls, watcher};
 use crate::values;
 use crate::{chan, conn, process, socks, token};
-use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::path_switch::{self, PeerStatus};
 use fsocket_proto::switch::act;
+use fsocket_ring as ring;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
-/// Give a kernel end what the program has set on the connection.
+/// Sets the options on a kernel end that the program has set on the connection.
 pub fn apply_options(d: &Desc, fd: i32) {
     if d.sock().flags.get().has(FlagSet::NONBLOCK) {
         let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
     }
     if d.is_unix() {
-        return; // the kernel's socket has been asked for all of them
+        return; // the kernel socket of a Unix connection has all options already
     }
     values::apply(d, fd);
-    // The buffers were made large enough for a whole ring; from here on they
-    // grow and shrink like any other's.
+    // The buffers were made large enough for a whole ring; from now on the kernel may resize them
+    // as those of any socket.
     const SO_BUF_LOCK: i32 = 72;
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &0i32.to_ne_bytes());
 }
 
-/// Repeat the program's `shutdown` in the kernel, behind its last byte. `both`: for receives, too. (A Unix socket takes
-/// nothing after that, not even what its peer sends again.)
+/// Repeats the program's `shutdown` on the kernel socket, after the last byte was sent. `both`:
+/// also for receiving. (A Unix socket that is shut down for receiving accepts nothing, not even
+/// bytes that its peer sends again.)
 pub fn shut(d: &Desc, fd: i32, both: bool) {
     let f = d.sock().flags.get();
     let how = match (both && f.has(FlagSet::SHUT_RD), f.has(FlagSet::SHUT_WR)) {
@@ -39,7 +41,15 @@ pub fn shut(d: &Desc, fd: i32, both: bool) {
     let _ = sys::shutdown(fd, how);
 }
 
-/// Has the program been told of the error with which the connection ended?
+/// Is everything that the peer has sent in this side's kernel socket? The mover asks this after
+/// the monitor has sent the unread bytes there.
+pub fn all_is_here(d: &Desc) -> bool {
+    let (r, rx, _) = d.rx();
+    let rest = path_switch::resume_at(rx, &d.slot().migrated[(1 - d.side()) & 1]);
+    rest.is_some_and(|h| !ring::readable(r, rx, &h))
+}
+
+/// Has the program got the error with which the connection ended?
 pub fn error_is_reported(d: &Desc) -> bool {
     let s = d.sock();
     let f = s.flags.get();
@@ -50,20 +60,26 @@ pub fn forget_error(fd: i32) {
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut [0u8; 4]);
 }
 
-/// Of two sides that are both there one has shut down both directions, and answers what is
-/// sent to it with a reset. If that has happened it happens again between the kernel's sockets,
-/// so that each shows what it would. When everything has been poured; the mover's part.
-pub fn replay_reset(d: &Desc, theirs: u32, own: i32) {
-    // (Alive and with a reset: this end had shut down both ways.)
-    let reset = theirs & status::RST != 0;
+/// One of the two living sides may have shut down both directions; it then answers what is sent
+/// to it with a reset. If this has happened over shared memory, the mover repeats it between the
+/// kernel's sockets, so that each side sees the same. Called when all unread bytes have been
+/// sent.
+pub fn replay_reset(d: &Desc, own: i32) {
+    let peer = d.peer_status();
+    // (The peer is alive and has sent a reset, so this end had shut down both directions.)
+    let reset = peer.has(status::RST);
     if d.is_unix() {
-        // A peer that does not receive any more repeats that when it follows; what this side sends next must not arrive.
-        if theirs & status::SHUT_BOTH != 0 {
+        if peer.has(status::CLOSED) {
+            return await_reset(d, peer, own);
+        }
+        // A peer that does not receive any more repeats its shutdown when it follows. What this
+        // side sends before that must not arrive, either.
+        if peer.has(status::SHUT_BOTH) {
             let _ = sys::shutdown(own, libc::SHUT_WR);
         }
         return;
     }
-    if theirs & status::CLOSED != 0 || !reset && theirs & status::SHUT_BOTH == 0 {
+    if peer.has(status::CLOSED) || !reset && !peer.has(status::SHUT_BOTH) {
         return;
     }
     if reset {
@@ -81,21 +97,47 @@ pub fn replay_reset(d: &Desc, theirs: u32, own: i32) {
     }
 }
 
-/// Its last close sends RST.
+/// Has the peer of a Unix connection closed it with unread bytes, and the program not got that
+/// error yet?
+fn unix_reset_is_due(d: &Desc, peer: PeerStatus) -> bool {
+    d.is_unix() && peer.has(status::RST) && !error_is_reported(d)
+}
+
+/// Sends one byte, if a reset is due. A Unix socket gets a reset only if its peer is closed while
+/// bytes are unread. The monitor closes the peer's end, which is empty otherwise.
+pub fn leave_unread(d: &Desc, peer: PeerStatus, own: i32) {
+    if unix_reset_is_due(d, peer) {
+        // SAFETY: one byte.
+        let _ = unsafe { sys::send(own, &0u8, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    }
+}
+
+/// Waits for the reset that is due: the monitor closes such sockets when it has time, and before
+/// that a call would see no reset.
+fn await_reset(d: &Desc, peer: PeerStatus, own: i32) {
+    const MOST_NS: u64 = 100_000_000;
+    if unix_reset_is_due(d, peer) {
+        let mut p = libc::pollfd { fd: own, events: 0, revents: 0 };
+        // SAFETY: one pollfd.
+        let _ = unsafe { sys::ppoll(&mut p, 1, Some(MOST_NS), core::ptr::null()) };
+    }
+}
+
+/// Makes the last close of `fd` send RST.
 pub fn reset_on_close(fd: i32) {
     let mut l = [0u8; 8];
     l[0] = 1;
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &l);
 }
 
-/// Everything is read out of the ring: `fd` (ours) takes over all numbers and
-/// all epoll registrations, and the descriptor is the kernel's alone. Returns a
-/// number of the kernel connection.
+/// Everything was read out of the ring: the library's socket `fd` replaces all descriptors of the
+/// connection, in epoll instances, too, and the library has no part in the connection any more.
+/// Returns a descriptor of the kernel connection.
 pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
-    // Of a mixed connection `fd` stays open as long as anybody may be in an
-    // operation on it, like any descriptor; `table::release` closes it.
+    // If `fd` is the kernel end of a connection that still had bytes in its ring, other threads
+    // may be in an operation on it, so it stays open; `table::release` closes it.
     let surplus = || {
-        if d.path().kernel_end() != Some(fd) {
+        if table::end_of(d) != Some(fd) {
             process::close_own(fd);
         }
     };
@@ -104,7 +146,7 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
         while d.is_conn() {
             sys::sched_yield();
         }
-        return crate::stage::went_to(d).ok_or(sys::Errno::EBADF);
+        return d.path_state().kernel_socket().ok_or(sys::Errno::EBADF);
     }
     let mut kept = None;
     let mut n = 0;
@@ -117,22 +159,24 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
         n += 1;
     });
     d.path().set_went_to(kept);
-    // Release: who sees that it is no connection of ours knows where it went.
+    // Release: a thread that sees that this is no connection any more also sees which descriptor
+    // replaced it.
     d.disconnect();
-    // Behind whatever other threads are in the middle of: the slot may be
-    // somebody else's right after.
+    // Taking the tokens waits for operations of other threads, because another connection may get
+    // the slot right after this.
     let s = d.sock();
     let tokens = (token::enter(&s.tx), token::enter(&s.rx));
     s.tx.withdraw();
     s.rx.withdraw();
     drop(tokens);
-    let next = if d.path().comes_back() && n == 1 { (upcalls().kernel_for_now)(d) } else { None };
-    (watcher().migrated_to_kernel)(d, d.path().kernel_end());
+    let watched = table::end_of(d);
+    let next = if d.path().comes_back() && n == 1 { (upcalls().kernel_for_now)(d, watched) } else { None };
+    (watcher().migrated_to_kernel)(d, watched);
     table::remove_fds(d);
     if let (Some(next), Some(fd)) = (next, kept) {
         table::install(fd, next);
     }
-    // Threads that sleep on it go on in the kernel.
+    // Threads that sleep on the connection wake up, and go on in the kernel.
     conn::wake_own(d);
     leave(d);
     surplus();
@@ -141,7 +185,7 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     kept.ok_or(sys::Errno::EBADF)
 }
 
-/// This process no longer holds the connection as one of ours.
+/// This process no longer holds the connection over shared memory.
 pub fn leave(d: &'static Desc) {
     let s = d.sock();
     let slot = d.conn().slot_index();
@@ -159,37 +203,39 @@ pub fn leave(d: &'static Desc) {
     }
 }
 
-/// The last holder of a side that has gone over to the kernel has let go of it.
+/// Called for the last holder of a side that has moved to the kernel.
 pub fn gone(d: &Desc) {
-    // Before CLOSED: from then on the slot can be somebody else's.
+    // Before CLOSED is set, because another connection may get the slot from then on.
     super::pair::release(d, d.side());
-    let moved = status::MIGRATING | status::MIGRATED | status::CLOSED;
-    d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
+    path_switch::leave(&d.tx_dir().prod, true);
 }
 
-/// The last holder of a side closes it. If the other side is just switching the path it may have
-/// taken its last look before that, and have left an end for this side with the monitor: nobody
-/// would come for it, and the other side's program would wait for an end of stream for ever.
+/// Handles a close by the last holder of a side. The other side may be switching the path at this
+/// moment: it took its last look before the close, and has left a kernel end for this side with
+/// the monitor. No process would ask for that end, and the other side's program would wait for
+/// the end of the stream for ever.
 pub struct Beside(fsocket_proto::request::Release);
 
 impl Beside {
-    /// Before CLOSED: from then on the slot can be somebody else's, and this names whose it was.
+    /// Called before CLOSED is set. From then on another connection may get the slot, so the
+    /// request is made now.
     pub fn of(d: &Desc) -> Beside {
         Beside(super::pair::releasing(d, d.side()))
     }
-    /// After CLOSED. Either the mover has seen that, or this sees MIGRATING: it fences heavily
-    /// in between.
+    /// Called after CLOSED is set. Either the mover has seen CLOSED, or this function sees that
+    /// the mover works.
     pub fn closed(self, d: &Desc, read_all: bool) {
-        fence(Ordering::SeqCst);
-        if d.rx().1.prod.status.load(Ordering::Acquire) & (status::MIGRATING | status::MIGRATED) != 0 {
+        if path_switch::closes_beside_mover(&d.rx_dir().prod) {
             super::patience::await_peer(d);
             super::pair::send_release(fsocket_proto::request::Release { read_all, ..self.0 });
+        } else if d.is_unix() && d.peer_status().has(status::CLOSED) {
+            super::pair::forget_ends(self.0);
         }
     }
 }
 
-/// The program closes a connection whose ring still has something. `last`: no
-/// other process has it.
+/// The program closes a connection while its ring still has unread bytes. `last`: no other
+/// process has the connection.
 pub fn close_draining(d: &Desc, last: bool, reset: bool) {
     let Some(fd) = table::take_end(d) else { return };
     if last {
@@ -197,8 +243,7 @@ pub fn close_draining(d: &Desc, last: bool, reset: bool) {
             reset_on_close(fd);
         }
         super::pair::release(d, d.side());
-        let moved = status::MIGRATING | status::MIGRATED;
-        d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
+        path_switch::leave(&d.tx_dir().prod, false);
     }
     process::close_own(fd);
 }

@@ -1,27 +1,31 @@
-//! After how many calls a kernel connection is tried.
+//! The number of calls after which a kernel connection tries to move.
 
 use crate::process;
 use crate::table::Desc;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Calls before the first try; each further one waits four times as long, or [`sooner`].
+/// Number of calls before the first try. The pause before each further try is four times as long,
+/// or [`sooner`].
 pub(super) const CALLS: u32 = 32;
-/// A look costs some system calls: so many calls of a stream that does not rest look.
+/// To look whether a stream is at rest costs some system calls. This many calls look, if it is
+/// not.
 pub(super) const LOOKS: u32 = 32;
-/// A connection with so many tries is given up. One that finds nobody at the other end counts as several ([`MISS`]).
+/// A connection gives up after this many tries. A try without a partner at the other end counts
+/// as several ([`MISS`]).
 const TRIES: u32 = 8;
-/// The opener has found that the monitor knows nothing of the other end; or the accepter has offered its own, for which the
-/// opener has time until the next try.
+/// One try counts as this many: MISS if the opener has found that the monitor does not know the
+/// other end; OFFERED if the accepter has offered its own end (the opener has time until the next
+/// try).
 pub(super) const MISS: u32 = 2;
 pub(super) const OFFERED: u32 = 4;
-/// Nor is it given up before so many calls.
+/// A connection does not give up before this many calls.
 const LEAST: u32 = 256;
 #[link_section = ".data.fsocket_start"]
 static FIRST: AtomicU32 = AtomicU32::new(CALLS);
 #[link_section = ".data.fsocket_start"]
 static UNIX: AtomicBool = AtomicBool::new(true);
 
-/// `calls`: before the first try, 0: never (FASTSOCKET_UPGRADE). `unix`: Unix sockets as well.
+/// `calls`: calls before the first try; 0: never (FASTSOCKET_UPGRADE). `unix`: also Unix sockets.
 pub fn init(calls: Option<u32>, unix: bool) {
     UNIX.store(unix, Ordering::Relaxed);
     FIRST.store(calls.unwrap_or(CALLS), Ordering::Relaxed);
@@ -31,12 +35,12 @@ pub(super) fn with_unix() -> bool {
     wanted() && UNIX.load(Ordering::Relaxed)
 }
 
-/// The number of the call that tries first; 0: none does.
+/// The number of the call that tries first; 0: no call tries.
 pub(super) fn first() -> u32 {
     FIRST.load(Ordering::Relaxed)
 }
 
-/// Has the program not switched it off?
+/// Is the move switched on for this program?
 pub(super) fn is_on() -> bool {
     first() != 0
 }
@@ -45,27 +49,29 @@ pub(super) fn wanted() -> bool {
     is_on() && process::enabled()
 }
 
-/// The first try of an end whose peer is known to be there: a quarter of [`first`].
+/// Lets an end whose peer is known to exist try early: after a quarter of [`first`].
 pub(super) fn at_once(d: &Desc) {
     d.kernel().set_next_try((first() / 4).max(1));
 }
 
-/// The next try comes after twice the calls.
+/// The next try comes when the number of calls has doubled.
 pub(super) fn sooner(d: &Desc) {
     d.kernel().set_next_try(d.kernel().calls().saturating_mul(2));
 }
 
-/// From here on the calls are counted.
+/// From now on the calls of this connection are counted.
 pub(super) fn begin(d: &Desc, side: usize) {
     d.begin_in_kernel(side, first());
 }
 
-/// Its partner does not show up: a call on it is to cost nothing from now on. `tries`: before this one.
+/// Has the other end not come in so many tries that further calls should cost nothing? `tries`:
+/// earlier ones.
 pub(super) fn is_too_often(tries: u32, calls: u32) -> bool {
     tries >= TRIES && calls >= LEAST
 }
 
-/// A try that counts as several. (Between network namespaces both ends learn when they try.)
+/// Counts a try as `as_many`. (Not between network namespaces, where both ends learn when to
+/// try.)
 pub(super) fn missed(d: &Desc, as_many: u32) {
     if !d.kernel().is_across() {
         d.kernel().count_tries(as_many - 1);

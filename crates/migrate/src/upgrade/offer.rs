@@ -1,4 +1,5 @@
-//! The two sides of a connection agree on the moment: the opener offers a slot, the accepter takes it.
+//! How both sides of a connection agree on the moment of the move: the opener offers a slot, the
+//! accepter takes it.
 
 use super::calls::{missed, sooner, LOOKS, MISS};
 use super::passed::{is_passed, let_go};
@@ -19,27 +20,28 @@ use fsocket_proto::{notice, request, Addr};
 use fsocket_sync::handover::{self, Steps};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// How long the opener waits for the other side, nanoseconds: one that sleeps in us, or is in
-/// the middle of its calls, is there sooner.
+/// How long the opener waits for the other side, in nanoseconds. A side that sleeps in the
+/// library, or is busy with calls, answers sooner.
 const OFFER_NS: u64 = 2_000_000;
-/// The same where the monitor has just said that the other side offers it.
+/// The same if the monitor has just told the opener that the other side has offered its end.
 const MET_NS: u64 = 10_000_000;
-/// How long the accepter waits for the opener, which waits for it.
+/// How long the accepter waits for the opener, which waits at the same time.
 const ANSWER_NS: u64 = 20_000_000;
 
-/// Bumped when a connection went over: a thread that has looked at kinds must look again.
+/// Incremented when a connection has moved. A thread that has checked the kinds of its
+/// descriptors must check again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 
 pub fn epoch() -> u32 {
     EPOCH.load(Ordering::Acquire)
 }
 
-/// Names a description to the monitor.
+/// The name of a description for the monitor.
 pub(super) fn key(d: &Desc) -> u64 {
     (d.generation() as u64) << 32 | d.index() as u64
 }
 
-/// The opening side. Calls are kept out.
+/// The opener's part of the exchange. No other call on the connection can run meanwhile.
 pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
     let Some((me, dst)) = ends_of(fd, d) else { return NOT_NOW };
@@ -47,7 +49,7 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     if let Some(chan) = d.kernel().is_across().then(|| route::met(&dst)).flatten() {
         let to = Whereto { chan, across: true, met: true };
         match offer(fd, d, (&me, &dst), counts, to) {
-            // Nothing was told to the other side: the monitor says what is wrong.
+            // The other side got no message. The monitor's error is the reason.
             Err(Told::Not(e)) if e == Errno::EINVAL => route::several(&dst),
             Err(Told::Not(_)) => {}
             Err(Told::Late) => return NOT_NOW,
@@ -67,23 +69,24 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     })
 }
 
-/// The other side was late. It has heard by now that somebody asks for it, and waits for that in its next calls: once more at
-/// the next call, each other time.
+/// The other side was late. By now it knows that the opener asks, and waits for this in its next
+/// calls. So after every other try, the next call tries again.
 fn again(d: &Desc) {
     if d.kernel().tries() % 2 == 1 {
         d.kernel().set_next_try(d.kernel().calls().saturating_sub(LOOKS));
     }
 }
 
-/// Why a connection has not gone over.
+/// The reason why a connection has not moved.
 enum Told {
-    /// The other side has not heard of it: the monitor's answer, or EAGAIN.
+    /// The other side got no message about the offer: the monitor's error, or EAGAIN.
     Not(Errno),
-    /// It has, and was late.
+    /// The other side got the message, but was late.
     Late,
 }
 
-/// Offers a slot of the channel to the other side. Calls are kept out.
+/// Offers a slot of the channel to the other side. No other call on the connection can run
+/// meanwhile.
 fn offer(
     fd: i32,
     d: &'static Desc,
@@ -100,12 +103,12 @@ fn offer(
         return NOT_NOW;
     };
     let s = chan.slot(slot);
-    // (The kernel's connection has its address, too.)
+    // (The kernel's connection has the same address.)
     prepare_slot(chan, slot, &rings, dst, me.port, 0);
-    // It has a new generation, which is read once: the other side may write it.
+    // The slot has a new generation. It is read only once, because the other side may write it.
     let generation = s.generation.load(Ordering::Relaxed);
     let steps = steps(generation);
-    // Not used for anything else as long as the slot is not switched back.
+    // These fields have no other use unless the slot is switched back to the kernel later.
     s.migrated[0].base.store(counts.sent, Ordering::Relaxed);
     s.migrated[0].limit.store(counts.received, Ordering::Relaxed);
     let channel = chan.id.load(Ordering::Relaxed);
@@ -115,7 +118,7 @@ fn offer(
     let mut remote = false;
     let tell = || {
         asked = ctl::request(ask, Some(fd)).map(|(a, _)| {
-            // (The monitor knows that the other side is on another host.)
+            // (The monitor knows whether the other side is on another host.)
             remote = a.patience != 0;
             patience.0.set(patience.0.get().max(a.patience.min(1000) * 1_000_000));
         });
@@ -128,7 +131,7 @@ fn offer(
             chan.give_back(&mut c, slot);
         }
         if met {
-            // It is there, and was late.
+            // The other side exists, but was late.
             sooner(d);
         }
         return Err(asked.map_or_else(Told::Not, |()| Told::Late));
@@ -140,23 +143,25 @@ fn offer(
     let family = d.family() as u16;
     let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
     establish(d, sock, &End { chan, slot, rings, side: CLIENT, family, src, dst, client_port, server_port, across });
-    // Between hosts the network may be away for longer than the probes wait: TCP goes on behind that.
+    // Between hosts the network may fail for longer than the heartbeat's probes wait, while TCP
+    // would go on afterwards.
     if across && !remote && !d.is_unix() {
         heartbeat::begin(fd);
     }
+    crate::path::keep_end(d, fd);
     went_over(d);
     Ok(())
 }
 
-/// The channel to the other side; whether that may be in another network namespace; whether the monitor knows
-/// of this very connection.
+/// The channel to the other side; `across`: that side may be in another network namespace; `met`:
+/// the monitor knows this very connection.
 struct Whereto {
     chan: &'static chan::Chan,
     across: bool,
     met: bool,
 }
 
-/// EXDEV: there is and will be none.
+/// Finds the channel. EXDEV: there is none, and there will be none.
 fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
     let usual = usual(me, dst);
     if let Some(chan) = usual.then(|| route::find(dst, fd, route::For::Upgrade).ok()).flatten() {
@@ -166,10 +171,11 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         if !usual {
             return Err(Errno::EXDEV);
         }
-        // The process that accepted it may have passed it on, and may take no others over shared memory.
+        // The accepting process may have passed the connection on, and may accept no other
+        // connections over shared memory.
         let met = |chan| Whereto { chan, across: false, met: true };
         return route::meet(fd, dst, true).map(met).map_err(|_| {
-            // It may be on its way to another process still.
+            // The socket may still be on its way to another process.
             sooner(d);
             missed(d, MISS);
             Errno::EAGAIN
@@ -193,7 +199,8 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         Err(e) => {
             if e == Errno::ENOENT {
                 worth::unmet(d);
-                // Again, some requests later: it is not only late.
+                // After several requests the other side is not just late, so the reason is
+                // counted and the opener asks again.
                 if d.kernel().tries() == 2 {
                     stats::fall_back(Reason::Namespace);
                 }
@@ -203,7 +210,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
     }
 }
 
-/// Options and mode, which the program has set on the kernel's socket.
+/// Reads the options and O_NONBLOCK that the program has set on the kernel's socket.
 fn learn(fd: i32, d: &Desc) {
     values::adopt(fd, d);
     let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
@@ -220,7 +227,7 @@ fn went_over(d: &'static Desc) {
     waker::ring_sleepers();
 }
 
-/// The slot's states for this, with its generation.
+/// The slot's states in this exchange, each with the slot's generation.
 fn steps(generation: u32) -> Steps {
     let of = |state| slot_state::of(state, generation);
     Steps {
@@ -231,7 +238,7 @@ fn steps(generation: u32) -> Steps {
     }
 }
 
-/// Sleeps for the other side, nanoseconds at most.
+/// Waits for the other side, this many nanoseconds at most.
 struct Patience(Cell<u64>);
 
 impl handover::Env for Patience {
@@ -250,7 +257,7 @@ impl handover::Env for Patience {
     }
 }
 
-/// Somebody has opened a connection that we have accepted, and wants it in shared memory.
+/// The request of an opener to move a connection that this process has accepted.
 #[derive(Clone, Copy)]
 struct Asked {
     channel: u32,
@@ -260,13 +267,13 @@ struct Asked {
     key: u64,
     /// The other end may be in another network namespace.
     across: bool,
-    /// Memory of the channel.
+    /// The channel's memory.
     fd: i32,
 }
 static ASKED: Mailbox<Asked, 32> = Mailbox::new();
 
-/// From the monitor. It may come in the middle of anything, so it is only noted. False: the
-/// descriptor was not taken.
+/// Notes a message of the monitor. It may come in the middle of any operation, so it is handled
+/// later. False: the descriptor was not taken.
 pub fn asked(m: notice::UpgradeSrv, fd: i32) -> bool {
     let notice::UpgradeSrv { channel, listener, slot, generation, name, met } = m;
     let a = Asked { channel, listener, slot, generation, key: name, across: met, fd };
@@ -275,7 +282,7 @@ pub fn asked(m: notice::UpgradeSrv, fd: i32) -> bool {
     noted
 }
 
-/// Where nothing is locked.
+/// Handles the noted messages. Called where no lock is held.
 #[inline]
 pub fn answer() {
     ASKED.answer(|a| {
@@ -285,7 +292,7 @@ pub fn answer() {
     });
 }
 
-/// In a forked child: the parent answers.
+/// In a forked child: drops the messages, because the parent handles them.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ASKED.become_child(|a| {
@@ -300,8 +307,9 @@ fn take(a: &Asked) {
     let known = chan::by_id(a.channel, SERVER);
     let c = known.or_else(|| {
         let c = chan::map(a.channel, a.listener, SERVER, a.fd)?;
-        // It goes with its last connection, unless we come to work for the listener. (Of Unix connections the listener stands
-        // for this fork group: the channel is its clients' for as long as they are there.)
+        // The channel ends with its last connection, unless this process starts to work for the
+        // listener. (For Unix connections the listener stands for this fork group, and the
+        // channel belongs to its clients as long as they live.)
         let is_unix = DESCS.get(a.key as u32).is_some_and(Desc::is_unix);
         c.retired.store(!is_unix, Ordering::Relaxed);
         Some(c)
@@ -314,7 +322,8 @@ fn take(a: &Asked) {
     }
 }
 
-/// The monitor has forgotten the offer, as it forgets each that it has told the opener's wish.
+/// Offers the end again: the monitor has forgotten the offer when it passed on the opener's
+/// request.
 fn offer_again(name: u64) {
     if let Some(d) = DESCS.get(name as u32).filter(|d| d.kind() == Kind::Kernel && key(d) == name) {
         worth::asked(d);
@@ -323,7 +332,7 @@ fn offer_again(name: u64) {
     }
 }
 
-/// The accepting side.
+/// The accepter's part of the exchange.
 fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
     let mine = |d: &&Desc| d.kind() == Kind::Kernel && key(d) == a.key && d.is_used();
     let Some(d) = DESCS.get(a.key as u32).filter(mine) else { return false };
@@ -355,6 +364,7 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
     let (src, dst, client_port, server_port) = (peer.ip, me.ip, peer.port, me.port);
     let e = End { chan: c, slot: a.slot, rings, side: SERVER, family, src, dst, client_port, server_port, across };
     establish(d, sock, &e);
+    crate::path::keep_end(d, fd);
     went_over(d);
     true
 }

@@ -1,4 +1,5 @@
-//! Connections that go to other processes: what the monitor is told of each, so that it knows when one has it alone.
+//! Connections that are passed to other processes. The monitor is told of each descriptor, so
+//! that it knows when only one process has the connection.
 
 use super::calls::{at_once, begin, wanted};
 use super::rest::{is_here, own_of, peer_of};
@@ -9,7 +10,8 @@ use fsocket_proto::request;
 use fsocket_proto::values::Passing;
 use fsocket_sys as sys;
 
-/// `fd`, a connected kernel socket, goes to another process. In this one it stays the kernel's.
+/// `fd`, a connected kernel socket, is about to be sent to another process. In this process it
+/// stays in the kernel.
 pub fn sent(fd: i32) {
     let d = match table::lookup(fd) {
         Some(d) if d.kind() == Kind::Kernel => d,
@@ -26,8 +28,9 @@ pub fn sent(fd: i32) {
             None => return,
         },
     };
-    // A child that was forked for it does not have it alone when this process closes its own.
-    // It was not to go over before it was passed: others may have it.
+    // If the connection was not allowed to move before it was passed, other processes may have
+    // it. (A child that was forked to serve the connection then still shares it, even if this
+    // process closes its own descriptor.)
     let shared = d.kernel().stays() && !is_passed(d);
     forbid(d);
     let Some(cookie) = successor::cookie(fd) else { return };
@@ -38,7 +41,8 @@ pub fn sent(fd: i32) {
     }
 }
 
-/// `fd`, a connected socket, has come from another process: it may go over as soon as no other process has it.
+/// `fd`, a connected socket, has come from another process. It may move once no other process has
+/// it.
 pub fn received(fd: i32, family: u32) {
     if !wanted() || fd <= table::STDIO {
         return;
@@ -49,10 +53,11 @@ pub fn received(fd: i32, family: u32) {
     }
     let Some(d) = table::alloc(Kind::Fresh) else { return };
     d.set_families(family);
-    // Most are accepted and passed on. (A guess that is wrong leaves it in the kernel.)
+    // Most passed connections were accepted by the sender. (If this guess is wrong, the
+    // connection stays in the kernel.)
     let opened = !route::has_listener(&me, fd) && route::has_listener(&peer, fd);
     begin(d, if opened { CLIENT } else { SERVER });
-    // So that it is offered when its peer asks, which does so soon once only.
+    // This end must be offered by the time its peer asks, which the peer does only once early.
     at_once(d);
     if !table::install(fd, d) {
         return table::release(d);
@@ -61,8 +66,10 @@ pub fn received(fd: i32, family: u32) {
     tell(d, Passing::Arrived);
 }
 
-/// Before a fork: the child will have them, too. One that serves a connection which its parent has accepted, and closes, has
-/// it alone soon. (Those of TCP stay in the kernel: most are in shared memory already when such a server forks.)
+/// Called before a fork: the child will have the connections, too. In a server that forks for
+/// each connection, the parent soon closes an accepted connection, and then only the child has
+/// it. (TCP connections stay in the kernel: most connections of such a server are over shared
+/// memory before the fork.)
 pub fn before_fork() {
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.kind() == Kind::Kernel && d.is_used()) {
         match table::fd_of(d).filter(|_| d.is_unix() && (is_passed(d) || !d.kernel().stays())) {
@@ -72,7 +79,8 @@ pub fn before_fork() {
     }
 }
 
-/// In a forked child.
+/// In a forked child: inherited Unix connections may move once the monitor knows that only one
+/// process has each.
 #[link_section = ".text.fsocket_start"]
 pub(super) fn become_child() {
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
@@ -84,14 +92,15 @@ pub(super) fn become_child() {
     }
 }
 
-/// Before the first try of one that came by a fork. (A child that makes a few calls on it talks to nobody.)
+/// Called before the first try of a connection that came by a fork. (A child that makes only a
+/// few calls on it need not send this message to the monitor.)
 pub(super) fn arrives(d: &Desc) {
     if d.kernel().arrives() {
         tell(d, Passing::Arrived);
     }
 }
 
-/// Tells the monitor what became of the descriptor; see [`Passing`].
+/// Tells the monitor what happened to the descriptor; see [`Passing`].
 pub fn tell(d: &Desc, what: Passing) {
     let cookie = d.kernel().passed_as();
     if cookie != 0 {
@@ -99,7 +108,8 @@ pub fn tell(d: &Desc, what: Passing) {
     }
 }
 
-/// This process does not have it any more, or has it alone and in shared memory.
+/// This process does not have the connection any more, or only this process has it, over shared
+/// memory.
 pub fn let_go(d: &Desc) {
     tell(d, Passing::Released);
     d.kernel().set_passed_as(0);
@@ -109,13 +119,14 @@ pub(super) fn is_passed(d: &Desc) -> bool {
     d.kernel().passed_as() != 0
 }
 
-/// It is used in a way that the kernel alone can do, or by another process as well.
+/// The connection stays in the kernel: it is used in a way that only the kernel supports, or
+/// another process has it, too.
 pub fn give_up(d: &Desc) {
     tell(d, Passing::Shared);
     forbid(d);
 }
 
-/// In this process it stays the kernel's.
+/// Keeps the connection in the kernel, in this process.
 pub(super) fn forbid(d: &Desc) {
     while d.kind() == Kind::Kernel && !d.kernel().forbid() {
         sys::nanosleep(20_000);

@@ -1,4 +1,5 @@
-//! What the kernel says of a connection that may go over: its addresses, and whether it is at rest.
+//! Asks the kernel about a connection that may move: its addresses, and whether the connection is
+//! at rest.
 
 use super::unix_rest as unix;
 use crate::table::Desc;
@@ -9,14 +10,14 @@ use fsocket_sys as sys;
 pub(super) fn own_of(fd: i32) -> Option<Addr> {
     let mut b = [0u8; 28];
     let n = sys::getsockname(fd, &mut b).ok()?;
-    // SAFETY: the buffer is as long as said.
+    // SAFETY: the buffer has the given length.
     unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
 }
 
 pub(super) fn peer_of(fd: i32) -> Option<Addr> {
     let mut b = [0u8; 28];
     let n = sys::getpeername(fd, &mut b).ok()?;
-    // SAFETY: the buffer is as long as said.
+    // SAFETY: the buffer has the given length.
     unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
 }
 
@@ -32,22 +33,22 @@ fn unread(fd: i32) -> Option<i32> {
     Some(n)
 }
 
-/// Would a close of it wait? The monitor then takes its time with the copy that it is shown,
-/// and for so long a close by the program is not the last one.
+/// Would a close of the socket wait (SO_LINGER)? Then the monitor's copy matters: until the
+/// monitor closes it, a close by the program is not the last one, and does not wait.
 pub(super) fn lingers(fd: i32) -> bool {
     let mut v = [0u8; 8];
     let known = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut v).is_ok();
     known && v[..4] != [0; 4] && v[4..] != [0; 4]
 }
 
-/// Bytes of each direction, from the beginning of the connection.
+/// Number of bytes of each direction since the connection began.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) sent: u64,
     pub(super) received: u64,
 }
 
-/// Both ends' addresses.
+/// The addresses of this end and of the peer.
 pub(super) fn ends_of(fd: i32, d: &Desc) -> Option<(Addr, Addr)> {
     match d.is_unix() {
         true => Some((Addr { family: libc::AF_UNIX as u16, ..Addr::default() }, unix::peer_of(fd))),
@@ -55,7 +56,7 @@ pub(super) fn ends_of(fd: i32, d: &Desc) -> Option<(Addr, Addr)> {
     }
 }
 
-/// What has passed, of a connection at rest.
+/// If the connection is at rest: the number of bytes that have passed.
 pub(super) fn rest_of(fd: i32, d: &Desc) -> Option<Counts> {
     if d.is_unix() {
         unix::at_rest(fd).then_some(Counts { sent: 0, received: 0 })
@@ -64,7 +65,7 @@ pub(super) fn rest_of(fd: i32, d: &Desc) -> Option<Counts> {
     }
 }
 
-/// Is one that was at rest still so? Its calls are kept out since.
+/// Is a connection that was at rest still at rest? No calls were made on it since then.
 pub(super) fn still_rests(fd: i32, d: &Desc, counts: Counts) -> bool {
     if d.is_unix() {
         unix::is_empty(fd)
@@ -73,9 +74,10 @@ pub(super) fn still_rests(fd: i32, d: &Desc, counts: Counts) -> bool {
     }
 }
 
-/// Connected, with nothing to read and nothing kept back, and nothing on it that changes
-/// what bytes mean: what has passed. If the other side says the same, nothing is on its way. (What
-/// is not acknowledged yet says little: the kernel waits with that for a chance to send.)
+/// Returns the bytes that have passed if the connection is at rest: connected, nothing to read,
+/// nothing held back, and no option that changes the meaning of bytes. If the other side reports
+/// the same numbers, nothing is in flight. (Unacknowledged bytes say little, because the kernel
+/// delays an acknowledgement to send it with data.)
 fn at_rest(fd: i32) -> Option<Counts> {
     const TCP_ULP: i32 = 31;
     let counts = has_passed(fd)?;
@@ -88,7 +90,8 @@ fn at_rest(fd: i32) -> Option<Counts> {
     (unread(fd) == Some(0) && plain && zero(libc::SO_ZEROCOPY) && is_usual(fd)).then_some(counts)
 }
 
-/// Is nothing set on it that only a kernel connection has, of what it may have from its listener?
+/// Has the socket none of those options that need the kernel and that it may have inherited from
+/// its listener?
 fn is_usual(fd: i32) -> bool {
     const SO_MAX_PACING_RATE: i32 = 47;
     const TCP_TX_DELAY: i32 = 37;
@@ -102,8 +105,9 @@ fn is_usual(fd: i32) -> bool {
         && usual(libc::IPPROTO_TCP, TCP_TX_DELAY, 0)
 }
 
-/// The bytes that have passed, if it is connected and nothing is kept back. Enough for one that was [`at_rest`] and whose
-/// calls are kept out since: nobody has read, and bytes that have come would be counted.
+/// Returns the byte counts, if the socket is connected and the kernel holds back nothing. After
+/// [`at_rest`] this check is enough if no calls were made since: no thread has read, and new
+/// bytes would change the counts.
 fn has_passed(fd: i32) -> Option<Counts> {
     const ESTABLISHED: u8 = 1;
     /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.
@@ -118,13 +122,14 @@ fn has_passed(fd: i32) -> Option<Counts> {
     let int = |at: usize| info[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
     let long = |at: usize| info[at..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
     let rest = info[0] == ESTABLISHED && int(NOTSENT_BYTES) == 0;
-    // What was sent twice is counted twice, and then once for that. (Too much of the first never makes two
-    // counts equal while something is on its way; the connection stays where it is.)
+    // Retransmitted bytes count twice in the first number and once in the second. (If the first
+    // number is too large, the counts of both sides never agree, and the connection stays in the
+    // kernel.)
     let sent = long(BYTES_SENT).wrapping_sub(long(BYTES_RETRANS));
     rest.then(|| Counts { sent, received: long(BYTES_RECEIVED) })
 }
 
-/// The addresses are those that a connection of ours would have.
+/// Would a connection over shared memory have the same addresses?
 pub(super) fn usual(client: &Addr, server: &Addr) -> bool {
     client.port >= 1024 && name::source_for(&server.ip) == client.ip
 }

@@ -1,4 +1,4 @@
-//! Asks the kernel about a Unix connection that may go over.
+//! Asks the kernel about a Unix connection that may move.
 
 use fsocket_proto::Addr;
 use fsocket_sys as sys;
@@ -8,8 +8,9 @@ const SO_PASSSEC: i32 = 34;
 const SO_PEEK_OFF: i32 = 42;
 const SO_PASSPIDFD: i32 = 76;
 
-/// Stands for the peer's address: a hash of its name. (Clients with the same one are as often connected to the same
-/// server; which one it is the monitor says.)
+/// A number in the form of an address that stands for the peer: a hash of its name. (Clients with
+/// the same hash are usually connected to the same server; the monitor identifies the connection
+/// itself.)
 pub(super) fn peer_of(fd: i32) -> Addr {
     let mut name = [0u8; 112];
     let n = sys::getpeername(fd, &mut name).map_or(0, |n| n.min(name.len()));
@@ -20,16 +21,16 @@ pub(super) fn peer_of(fd: i32) -> Addr {
     Addr { ip, family: libc::AF_UNIX as u16, ..Addr::default() }
 }
 
-/// Connected, with nothing to read at either end, open both ways, and nothing on it that only the kernel can do. (The
-/// peer looks too, and finds what it has sent since.)
+/// Is the connection at rest: nothing to read at either end, open both ways, and no option that needs the kernel?
+/// (The peer checks, too, and would find bytes that come after this check.)
 pub(super) fn at_rest(fd: i32) -> bool {
     let zero = |name| matches!(int(fd, name), None | Some(0));
     let usual = [libc::SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD, libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS].map(zero);
     usual == [true; 5] && int(fd, SO_PEEK_OFF).is_none_or(|at| at < 0) && is_empty(fd)
 }
 
-/// Nothing waits to be read, here or there, and both directions are open. Enough for one that was [`at_rest`] and whose
-/// calls are kept out since.
+/// Does nothing wait to be read at either end, and are both directions open? After [`at_rest`]
+/// this check is enough if no calls were made since.
 pub(super) fn is_empty(fd: i32) -> bool {
     let none = |request: u64| {
         let mut n = -1i32;
@@ -37,11 +38,11 @@ pub(super) fn is_empty(fd: i32) -> bool {
         // SAFETY: the kernel writes an int.
         unsafe { sys::raw(libc::SYS_ioctl, args) }.is_ok() && n == 0
     };
-    // (TIOCOUTQ: memory of what the peer has not read.)
+    // (TIOCOUTQ: memory of the bytes that the peer has not read.)
     is_quiet(fd) && none(libc::FIONREAD) && none(libc::TIOCOUTQ)
 }
 
-/// Has the other end sent nothing that is unread, nor ended?
+/// Has the other end sent no unread bytes, and not closed or shut down?
 pub(super) fn is_quiet(fd: i32) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: one pollfd.
@@ -49,7 +50,7 @@ pub(super) fn is_quiet(fd: i32) -> bool {
     events == Ok(0)
 }
 
-/// A Unix stream socket that neither listens nor is connected.
+/// Is `fd` a Unix stream socket that neither listens nor is connected?
 pub(super) fn is_unconnected(fd: i32) -> bool {
     let is = |name, value| int(fd, name) == Some(value);
     is(libc::SO_DOMAIN, libc::AF_UNIX)

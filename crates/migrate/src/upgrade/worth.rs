@@ -1,5 +1,5 @@
-//! When a connection between network namespaces tries to go over. That costs both ends and the monitor, so each side
-//! learns from how many requests connections have.
+//! The time at which a connection between network namespaces tries to move. A try costs both ends and the
+//! monitor. So each side learns how many requests its connections have.
 
 use super::calls::CALLS;
 use super::rest::{own_of, peer_of};
@@ -8,36 +8,38 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
-/// As how many calls a request behind an answer counts there.
+/// Calls credited to a connection for each request/response turn.
 pub(super) const TURN: u32 = CALLS / 2;
-/// After so many requests a connection may try: the least that can be seen, and ever more.
+/// Numbers of requests after which a connection may try: the smallest number that can be seen, and
+/// larger ones.
 const AFTER: [u32; 6] = [2, 16, 32, 64, 128, 256];
-/// In [`AFTER`], as long as nothing is known.
+/// Index in [`AFTER`] as long as nothing is known.
 const USUAL: usize = 1;
-/// The accepter is to have offered its end before the opener tries.
+/// The opener tries this much later, so that the accepter has offered its end by then.
 const BEHIND: u32 = 2;
-/// So many requests in shared memory save what a change of path costs both processes and the monitor, some 200 us of their
-/// time, and a little more; or so many bytes.
+/// So many requests in shared memory save the cost of a change of path, which is some 200 us of both processes and the
+/// monitor, and a little more. So do this many bytes.
 const PAYS: i32 = 20;
 const PAYS_BYTES: u64 = 1 << 20;
 /// Requests above this number do not count: one connection outweighs so many short ones, and no more.
 const MOST: u32 = 256;
-/// A score counts as better by more than this: about one connection.
+/// A score is better only if it exceeds the other by this, about one connection.
 const MARGIN: i32 = 16;
-/// A hundred times what an early try costs one side, nanoseconds.
+/// A hundred times the cost of an early try for one side, in nanoseconds.
 const PAUSE_NS: u64 = 10_000_000;
-/// After so many connections a side that has met nobody waits less again.
+/// After so many connections, a side that has met no peer shortens its wait again.
 const PROBE_EVERY: u32 = 64;
 
-/// A process has learned this of connections that it has opened, or accepted.
+/// Facts that a process has learned from connections that it has opened, or accepted.
 struct Learned {
-    /// Requests that would have been saved lately if each connection had tried after so many of them ([`AFTER`]).
+    /// For each entry of [`AFTER`]: requests that would have been saved lately, if each connection had tried
+    /// after that many requests.
     saved: [AtomicI32; AFTER.len()],
-    /// In [`AFTER`], the least: one more for each try that did not find the other side, 0 for each that has. One less now
-    /// and then, so that two sides find each other again that both wait.
+    /// The lowest index in [`AFTER`]. It grows with each try that did not find the other side, and returns to 0 with
+    /// each that has. It shrinks now and then, so that two waiting sides find each other again.
     unmet: Doubled,
     seen: AtomicU32,
-    /// When the next early try may be, and how often [`PAUSE_NS`] is doubled.
+    /// The time of the next early try, and how often [`PAUSE_NS`] is doubled.
     again: AtomicU64,
     pause: Doubled,
 }
@@ -48,7 +50,7 @@ fn learned(opener: bool) -> &'static Learned {
     &LEARNED[usize::from(!opener)]
 }
 
-/// Once more, up to so often, for each try that was for nothing; once less for each that has paid.
+/// A counter up to the given limit: one more for each try in vain, one less for each that has paid.
 struct Doubled(AtomicU32, u32);
 
 impl Doubled {
@@ -58,7 +60,7 @@ impl Doubled {
     fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
-    /// `then`: its value at the try. Many at once are for nothing once: they do not say what is so after the first.
+    /// `then`: its value at the try. Simultaneous tries in vain count once, because only the first one brings news.
     fn learn(&self, paid: bool, then: u32) {
         let now = self.get();
         let next = match paid {
@@ -77,7 +79,7 @@ impl Learned {
         Learned { saved, unmet: Doubled::new(AFTER.len() as u32 - 1), seen, again, pause: Doubled::new(8) }
     }
 
-    /// A connection with so many requests has ended, whatever its path was.
+    /// A connection with so many requests has ended, on any path.
     fn note(&self, requests: u32) {
         for (i, saved) in self.saved.iter().enumerate() {
             let at = AFTER[i] + if i == 0 { 0 } else { BEHIND };
@@ -95,7 +97,7 @@ impl Learned {
         self.unmet.0.store(0, Ordering::Relaxed);
     }
 
-    /// After how many calls a try is no early one.
+    /// The number of calls after which a try is not early.
     fn after(&self, opener: bool) -> u32 {
         let saved = |i: usize| self.saved[i].load(Ordering::Relaxed);
         let best = (USUAL..AFTER.len()).fold(USUAL, |best, i| if saved(i) > saved(best) + MARGIN { i } else { best });
@@ -108,7 +110,7 @@ impl Learned {
     }
 }
 
-/// [`Desc::tried`]; 0: nothing is learned from it.
+/// [`Desc::tried`]; 0: nothing is learned from the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tried {
     Not,
@@ -144,20 +146,21 @@ pub(super) fn begins(d: &Desc) {
     d.kernel().set_tried(Tried::Not.to_u8());
 }
 
-/// The accepter's end was asked for.
+/// The opener has asked for the accepter's end.
 pub(super) fn asked(d: &Desc) {
     if d.kernel().tried() != 0 {
         begins(d);
     }
 }
 
-/// The other end is on another host, which teaches nothing.
+/// The other end is on another host, from which nothing is learned.
 pub(super) fn is_stranger(d: &Desc) {
     d.kernel().set_across(false);
     d.kernel().set_tried(0);
 }
 
-/// Whether a try after so many calls is an early one. Err: it is not worth it, but after so many calls.
+/// Is a try after so many calls an early one? Err: an early try does not pay; the next one comes
+/// after that many calls.
 pub(super) fn first_try(d: &Desc, opener: bool, calls: u32) -> Result<bool, u32> {
     let side = learned(opener);
     let after = side.after(opener);
@@ -170,12 +173,13 @@ pub(super) fn first_try(d: &Desc, opener: bool, calls: u32) -> Result<bool, u32>
     }
 }
 
-/// It tries now: the opener to go over, the accepter by its offer.
+/// The connection tries now: the opener by its wish, the accepter by its offer.
 pub(super) fn tried(fd: i32, d: &Desc, is_early: bool) {
     if d.kernel().tried() == 0 {
         return;
     }
-    // One from the same address stays within this namespace. (An agent's stand-ins, which wait for the first offer.)
+    // A connection from the same address stays within this namespace. (An agent's stand-ins do, and wait for
+    // the first offer.)
     if own_of(fd).zip(peer_of(fd)).is_some_and(|(own, peer)| own.ip == peer.ip) {
         return d.kernel().set_tried(0);
     }
@@ -188,7 +192,7 @@ pub(super) fn tried(fd: i32, d: &Desc, is_early: bool) {
     }
 }
 
-/// The opener has tried, and its peer had offered nothing: it waits longer.
+/// The opener has tried, and its peer had offered nothing. So the opener waits longer.
 pub(super) fn unmet(d: &Desc) {
     if let Some(tried) = Tried::of(d.kernel().tried()) {
         begins(d);
@@ -202,7 +206,7 @@ fn learn(side: &Learned, tried: Tried, over: bool, paid: bool) {
         Tried::Not => {}
         Tried::Early { pause } => {
             side.pause.learn(paid, pause);
-            // (The two sides may have chosen different connections.)
+            // (The two sides may have picked different connections.)
             if over {
                 side.met();
             }
@@ -212,7 +216,7 @@ fn learn(side: &Learned, tried: Tried, over: bool, paid: bool) {
     }
 }
 
-/// It ends.
+/// The connection ends.
 pub fn ended(d: &Desc) {
     let Some(tried) = Tried::of(d.kernel().tried()) else { return };
     d.kernel().set_tried(0);
@@ -223,7 +227,7 @@ pub fn ended(d: &Desc) {
     let mut since = 0;
     if d.is_conn() {
         let s = d.sock();
-        let bytes = s.tx.bytes.load(Ordering::Relaxed).saturating_add(s.rx.bytes.load(Ordering::Relaxed));
+        let bytes = s.tx.bytes().saturating_add(s.rx.bytes());
         let many = if bytes >= PAYS_BYTES { MOST } else { 0 };
         since = u32::try_from(ring::records(&s.tx)).unwrap_or(MOST).min(MOST).max(many);
         requests += since;
@@ -232,7 +236,7 @@ pub fn ended(d: &Desc) {
     let side = learned(opener);
     side.note(requests);
     match tried {
-        // It has met its peer, and one of the two was late.
+        // The peers have met, and one of the two was late.
         Tried::Usually { .. } if opener && !d.is_conn() => {}
         _ => learn(side, tried, d.is_conn(), since >= PAYS as u32),
     }
@@ -242,7 +246,8 @@ pub fn ended(d: &Desc) {
 mod tests {
     use super::*;
 
-    /// After connections with so many requests each, in turn: the request after which the next ones try.
+    /// Returns the request after which the next connections try, after connections with these numbers of
+    /// requests.
     fn after(of: &[u32]) -> (u32, u32) {
         let side = Learned::new();
         for _ in 0..100 {

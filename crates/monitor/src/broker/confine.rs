@@ -1,11 +1,11 @@
-//! What the front gives up.
+//! How the front gives up its privileges.
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::io;
 
 const LAST: u32 = 63;
-/// A user of no name, whose number nobody gives out (systemd's and Debian's ranges end before it), so
-/// that no other process may signal or trace the front.
+/// A user number without a name, outside the ranges from which systemd and Debian allocate. No
+/// other process has this user, so none can signal or trace the front.
 pub const USER: u32 = 65526;
 
 /// `struct __user_cap_header_struct`, version 3.
@@ -19,7 +19,8 @@ impl Header {
     const OWN: Header = Header { version: 0x2008_0522, pid: 0 };
 }
 
-/// `struct __user_cap_data_struct`: the lower 32 capabilities, then the others.
+/// `struct __user_cap_data_struct`: one element has the lower 32 capabilities, the next one the
+/// others.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Data {
@@ -28,10 +29,10 @@ struct Data {
     inheritable: u32,
 }
 
-/// Those that this process has in effect.
+/// The effective capabilities of this process.
 pub fn capabilities() -> u64 {
     let (header, mut data) = (Header::OWN, [Data::default(); 2]);
-    // SAFETY: the structures of that version, which live during the call.
+    // SAFETY: the structures have the layout of this version, and live during the call.
     let rc = unsafe { libc::syscall(libc::SYS_capget, &raw const header, &raw mut data) };
     if rc != 0 {
         return 0;
@@ -46,19 +47,23 @@ fn checked(rc: libc::c_long) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up all capabilities, for good, and root. To be called while there is no other thread.
+/// Gives up root and all capabilities, for good. To be called while this process has only one
+/// thread.
 ///
 /// # Errors
-/// Of the calls.
+/// Those of the system calls.
 pub fn drop_privileges() -> io::Result<()> {
-    // SAFETY: plain numbers; and structures as the call has them, which live during it.
+    // SAFETY: the calls take plain numbers, or structures with the kernel's layout that live
+    // during the call.
     unsafe {
         for cap in 0..=LAST {
-            // Those that the kernel does not know are refused, and so are all without CAP_SETPCAP.
+            // (Fails for capabilities that the kernel does not know, and always without
+            // CAP_SETPCAP.)
             libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0);
         }
         libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-        // A user namespace that has no such user leaves root's number, without root's rights.
+        // If this user namespace has no such user, the process keeps root's number but loses
+        // root's rights.
         let left = libc::setgroups(0, std::ptr::null()) == 0
             && libc::setresgid(USER, USER, USER) == 0
             && libc::setresuid(USER, USER, USER) == 0;
@@ -72,19 +77,22 @@ pub fn drop_privileges() -> io::Result<()> {
     Ok(())
 }
 
-/// What the front still reads: others' /proc, the machine's CPUs and cgroups, whether a module is built in.
+/// The files that the front still reads: /proc of other processes, CPUs and cgroups of the
+/// machine, and the list of modules that are built into the kernel.
 const READ: [&std::ffi::CStr; 3] = [c"/proc", c"/sys", c"/lib/modules"];
 
-/// From linux/landlock.h: to read files, and directories; all of the first version.
+/// From linux/landlock.h: the rights to read files and directories, and all rights of the first
+/// Landlock version.
 const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
 const FIRST_VERSION: u64 = (1 << 13) - 1;
 
-/// Closes the file system but for [`READ`] (Landlock), and keeps only the system calls of [`CALLS`]
-/// (seccomp). To be called once everything is made, and while there is no other thread.
+/// Denies access to all files except for reading [`READ`] (Landlock), and denies all system calls
+/// except [`CALLS`] (seccomp). To be called when the front has opened everything it needs, and
+/// while it has only one thread.
 ///
 /// # Errors
-/// There is no seccomp.
+/// The kernel has no seccomp.
 pub fn close() -> io::Result<()> {
     if let Err(e) = close_files() {
         tracing::warn!("no Landlock: {e}");
@@ -92,10 +100,10 @@ pub fn close() -> io::Result<()> {
     close_calls()
 }
 
-/// A descriptor, or why not.
+/// Takes ownership of the descriptor that a system call returned.
 fn opened(rc: libc::c_long) -> io::Result<OwnedFd> {
     checked(rc)?;
-    // SAFETY: just made, and ours alone.
+    // SAFETY: the system call has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(rc as i32) })
 }
 
@@ -107,32 +115,31 @@ fn close_files() -> io::Result<()> {
         parent: i32,
     }
     let mut handled = FIRST_VERSION;
-    // SAFETY: asks for the version; no memory is involved.
+    // SAFETY: this call only asks for the version, and accesses no memory.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
-    // To link between directories, and to truncate.
+    // Rights of later versions: to link files between directories, and to truncate files.
     handled |= if version >= 2 { 1 << 13 } else { 0 } | if version >= 3 { 1 << 14 } else { 0 };
-    // SAFETY: `struct landlock_ruleset_attr` as of its first version.
+    // SAFETY: the kernel reads one u64, which is `struct landlock_ruleset_attr` of the first
+    // version.
     let made = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const handled, size_of::<u64>(), 0) };
     let rules = opened(made)?;
     for place in READ {
-        // SAFETY: a C string.
+        // SAFETY: `place` is a C string that ends with a zero byte.
         let there = unsafe { libc::open(place.as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
         let Ok(there) = opened(there.into()) else { continue };
         let beneath = Beneath { allowed: READ_FILE | READ_DIR, parent: there.as_raw_fd() };
-        // SAFETY: the structure lives during the call; 1: it is about what is beneath a directory.
+        // SAFETY: `beneath` has the kernel's layout for rule type 1 (paths beneath a directory)
+        // and lives during the call.
         checked(unsafe { libc::syscall(libc::SYS_landlock_add_rule, rules.as_raw_fd(), 1, &raw const beneath, 0) })?;
     }
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes only a descriptor and a number.
     checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) })
 }
 
-#[cfg(target_arch = "x86_64")]
 const ARCH: u32 = 0xC000_003E;
-#[cfg(target_arch = "aarch64")]
-const ARCH: u32 = 0xC000_00B7;
 
-/// All system calls of the front's loop, and of its short threads. No `connect`, `listen`, `execve`,
-/// `kill`, `ptrace`, `setns`, `unshare`, `mount`.
+/// All system calls of the front's event loop and of its helper threads. Not among them:
+/// `connect`, `listen`, `execve`, `kill`, `ptrace`, `setns`, `unshare`, `mount`.
 #[rustfmt::skip]
 const CALLS: &[libc::c_long] = &[
     libc::SYS_read, libc::SYS_write, libc::SYS_readv, libc::SYS_writev, libc::SYS_pread64, libc::SYS_pwrite64,
@@ -155,13 +162,13 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_getpid, libc::SYS_gettid, libc::SYS_getppid, libc::SYS_getuid, libc::SYS_geteuid,
     libc::SYS_getgid, libc::SYS_getegid, libc::SYS_getrandom, libc::SYS_uname, libc::SYS_sysinfo,
     libc::SYS_prlimit64, libc::SYS_getrusage, libc::SYS_prctl, libc::SYS_bpf, libc::SYS_getcwd,
-    #[cfg(target_arch = "x86_64")] libc::SYS_poll,
-    #[cfg(target_arch = "x86_64")] libc::SYS_epoll_wait,
-    #[cfg(target_arch = "x86_64")] libc::SYS_readlink,
-    #[cfg(target_arch = "x86_64")] libc::SYS_open,
-    #[cfg(target_arch = "x86_64")] libc::SYS_stat,
-    #[cfg(target_arch = "x86_64")] libc::SYS_lstat,
-    #[cfg(target_arch = "x86_64")] libc::SYS_access,
+    libc::SYS_poll,
+    libc::SYS_epoll_wait,
+    libc::SYS_readlink,
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
 ];
 
 fn close_calls() -> io::Result<()> {
@@ -176,7 +183,8 @@ fn close_calls() -> io::Result<()> {
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
         libc::BPF_RET | libc::BPF_K,
     );
-    // `struct seccomp_data`: the call's number, then the architecture.
+    // The offsets are those of `struct seccomp_data`: 0 for the number of the call, 4 for the
+    // architecture.
     let mut filter = vec![step(load, 0, 0, 4), step(equal, 1, 0, ARCH)];
     filter.push(step(ret, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
     filter.push(step(load, 0, 0, 0));
@@ -187,7 +195,7 @@ fn close_calls() -> io::Result<()> {
     filter.push(step(ret, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
     filter.push(step(ret, 0, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program lives during the call, and is as long as said.
+    // SAFETY: the filter lives during the call, and `len` is its true length.
     checked(unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -203,10 +211,10 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Landlock restricts the thread that asks for it.
+    /// Runs in a thread of its own, because Landlock restricts only the calling thread.
     #[test]
     fn the_front_changes_no_file_and_reads_few() {
-        // SAFETY: asks for the version; no memory is involved.
+        // SAFETY: this call only asks for the version, and accesses no memory.
         if unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) } < 1 {
             eprintln!("SKIPPED: the_front_changes_no_file_and_reads_few: no Landlock");
             return;
@@ -216,7 +224,7 @@ mod tests {
         fs::write(at("there"), "as it was").unwrap();
         std::thread::scope(|scope| {
             let confined = scope.spawn(|| {
-                // SAFETY: plain numbers; concerns this thread alone.
+                // SAFETY: the call takes plain numbers, and changes this thread only.
                 assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
                 close_files().unwrap();
                 let tried = [

@@ -1,28 +1,32 @@
-//! Where a monitor leaves its groups of listeners for the next one: a file, and pinned BPF maps. ADR 25.
+//! Where a monitor keeps the state of its listener groups for the next monitor: in a file, and in
+//! pinned BPF maps. ADR 25.
 
 use fsocket_bpf::bpffs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// Where things are kept.
+/// The places where the state is kept.
 pub struct Keep {
     file: PathBuf,
-    /// Tells the pins of one monitor from those of others.
+    /// Distinguishes the pins of this monitor from those of other monitors.
     tag: String,
 }
 
 impl Keep {
+    /// The names contain the ABI: monitors of two ABIs may run at once, and must not take over
+    /// each other's state.
     pub fn new(directory: &Path) -> Keep {
+        let abi = fsocket_abi::VERSION;
         let mut hash = DefaultHasher::new();
-        directory.hash(&mut hash);
-        Keep { file: directory.join("zones.json"), tag: format!("zones-{:016x}", hash.finish()) }
+        (directory, abi).hash(&mut hash);
+        Keep { file: directory.join(format!("zones-{abi}.json")), tag: format!("zones-{:016x}", hash.finish()) }
     }
 
     fn concern(&self, group: u64) -> String {
         format!("{}-{group}", self.tag)
     }
 
-    /// The folder for a group's pins; none: it cannot be had, and the group ends with
+    /// The folder for a group's pinned maps. `None`: it cannot be made, so the group ends with
     /// this process.
     pub fn folder(&self, group: u64) -> Option<PathBuf> {
         bpffs::folder(&self.concern(group)).inspect_err(|e| tracing::warn!(group, "not kept: {e}")).ok()

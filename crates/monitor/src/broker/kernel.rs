@@ -1,7 +1,7 @@
-//! What the kernel says of its policy to a privileged process only.
+//! Questions about policy that the kernel answers only to a privileged process.
 
 use crate::netlink::{self, kinds, Netlink};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{openat, Mode, OFlags, CWD};
 
 /// From linux/netfilter/nfnetlink.h and nf_tables.h.
@@ -13,7 +13,8 @@ const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_NETDEV: u8 = 5;
 const NFPROTO_IPV6: u8 = 10;
 
-/// Whether there is a base chain (one with a hook) that a local packet of ours could pass.
+/// Whether nf_tables has a base chain (one with a hook) through which a client's local packet
+/// could pass.
 pub fn has_chains(netlink: &mut Netlink) -> Result<bool, rustix::io::Errno> {
     let mut found = false;
     // struct nfgenmsg: all families.
@@ -25,11 +26,11 @@ pub fn has_chains(netlink: &mut Netlink) -> Result<bool, rustix::io::Errno> {
     Ok(found)
 }
 
-/// iptables of old: tables that exist are registered, and nothing tells of changes. They are those of the network namespace of the
-/// thread that asks first.
+/// Tables of the legacy iptables. /proc/net lists those that exist, and nothing announces changes.
+/// The tables belong to the network namespace of the thread that asks first.
 #[derive(Default)]
 pub struct Tables {
-    /// The thread's /proc/net, and the lists in it that have been there.
+    /// The /proc/net directory of that thread, and the lists in it that have been opened.
     proc: Option<OwnedFd>,
     lists: [Option<OwnedFd>; 2],
 }
@@ -43,7 +44,8 @@ impl Tables {
         let Some(proc) = &self.proc else { return false };
         let names = ["ip_tables_names", "ip6_tables_names"];
         names.into_iter().zip(&mut self.lists).any(|(name, list)| {
-            // (A list from before its module was unloaded cannot be read any more.)
+            // (After its module was unloaded, an opened list cannot be read any more, and is
+            // opened again.)
             let known = list.as_ref().and_then(|list| is_empty(list.as_fd()));
             let is_empty = known.or_else(|| {
                 *list = openat(proc, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
@@ -58,42 +60,12 @@ fn is_empty(list: BorrowedFd<'_>) -> Option<bool> {
     rustix::io::retry_on_intr(|| rustix::io::pread(list, &mut [0u8; 64], 0)).ok().map(|n| n == 0)
 }
 
-/// A socket that tells when nf_tables changes.
+/// A socket that is readable when nf_tables changes.
 pub fn rules() -> Result<OwnedFd, rustix::io::Errno> {
     netlink::socket(Some(rustix::net::netlink::NETFILTER), 1 << (NFNLGRP_NFTABLES - 1))
 }
 
-/// One to ask nf_tables by.
+/// A socket for requests to nf_tables.
 pub fn questions() -> Result<Netlink, rustix::io::Errno> {
     Netlink::new(Some(rustix::net::netlink::NETFILTER))
-}
-
-/// How many programs of this type are in force for a cgroup; `None`: not known.
-pub fn programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> Option<u32> {
-    const BPF_PROG_QUERY: libc::c_int = 16;
-    const BPF_F_QUERY_EFFECTIVE: u32 = 1;
-    /// Beginning of the `query` part of union bpf_attr.
-    #[repr(C)]
-    struct Query {
-        target: u32,
-        attach_type: u32,
-        query_flags: u32,
-        attach_flags: u32,
-        ids: u64,
-        count: u32,
-        pad: u32,
-    }
-    let mut query = Query {
-        target: cgroup.as_raw_fd() as u32,
-        attach_type,
-        query_flags: BPF_F_QUERY_EFFECTIVE,
-        attach_flags: 0,
-        ids: 0,
-        count: 0,
-        pad: 0,
-    };
-    // SAFETY: the structure lives during the call and is as long as said; without `ids` the kernel
-    // writes into nothing else.
-    let rc = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<Query>()) };
-    (rc == 0).then_some(query.count)
 }

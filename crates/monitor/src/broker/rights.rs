@@ -1,5 +1,5 @@
-//! The broker's side: each request is checked by what the kernel says of the descriptors that came
-//! with it and before it, then done.
+//! The broker's side. It checks each request against what the kernel says about the descriptors
+//! that came with this request and with earlier ones, then carries it out.
 
 use super::clone::{clone_as_owner, is_alone, listening};
 use super::host::{self, Host};
@@ -18,7 +18,7 @@ use crate::sockdiag::SockDiag;
 use crate::steer::{self, Steers};
 use fsocket_bpf::announce::{self, Announcer};
 use fsocket_bpf::closings::Closings;
-use fsocket_bpf::pairs::{self, Recorder};
+use fsocket_bpf::pairs;
 use fsocket_bpf::probe;
 use fsocket_bpf::select::Parts;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,44 +29,48 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// enum bpf_attach_type: programs of a socket's life.
+/// From `enum bpf_attach_type`: sockops programs, which see events of a socket's life.
 const SOCK_OPS: u32 = 3;
 
-/// A network namespace, a port there, and an address.
+/// A network namespace, a port in it, and an IP address.
 type Address = (u64, u16, [u8; 16]);
 
 pub struct Rights {
-    /// Name of the socket where clients come.
+    /// The name of the socket where clients connect.
     endpoint: Option<SocketAddrAny>,
     /// SO_NETNS_COOKIE of this process.
     netns: u64,
     diag: Option<SockDiag>,
-    /// Users that were clients.
+    /// Users that are or were clients.
     users: BTreeSet<u32>,
-    /// Addresses of the listening sockets that were shown, and whose those were.
+    /// Addresses of the listening sockets that clients have shown, and the users they belong to.
     listeners: Shown<Address, u32>,
-    /// Bound sockets that were shown, by cookie.
+    /// Bound sockets that clients have shown: network namespace and port, by cookie.
     bound: Shown<u64, (u64, u16)>,
-    /// Cookies of sockets made for processes of another user than the listener's.
+    /// Cookies of listen sockets made for processes of another user than the listener's.
     cloned: Shown<u64, ()>,
-    /// Where groups of listeners are kept for a monitor after this one.
+    /// Where groups of listeners are kept for the next monitor.
     keep: Option<Keep>,
     closings: Option<Closings>,
     /// The record of connections; empty while the program is being loaded.
     pairs: Option<Arc<OnceLock<Option<pairs::Parts>>>>,
-    /// What may be announced to other hosts, and what is.
+    /// The announcement to other hosts that the configuration permits, and the one that is
+    /// running.
     pub(super) announces: Option<Announce>,
     announcer: Option<Announcer>,
     nf_tables: Option<Netlink>,
     host: Host,
     steers: Steers,
-    /// Where steering is kept, and whether it begins again.
+    /// The directory where steering is recorded, and whether steering of a former monitor is to be
+    /// set up again.
     steer_file: Option<(PathBuf, bool)>,
+    /// See [`Rights::retire`].
+    retired: bool,
 }
 
 impl Rights {
-    /// `keep`: the directory of what a monitor after this one takes over; `beside`: where it is written
-    /// down what else is to be undone.
+    /// `keep`: the directory of the state for the next monitor. `beside`: where to record the
+    /// changes of devices that must be undone, if there is no `keep`.
     pub fn new(endpoint: BorrowedFd<'_>, keep: Option<&Path>, beside: Option<&Path>) -> Rights {
         let netns = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .and_then(|s| descriptor::netns_cookie(s.as_fd()));
@@ -87,13 +91,20 @@ impl Rights {
             host: Host::default(),
             steers: Steers::default(),
             steer_file: keep.or(beside).map(|dir| (dir.to_owned(), keep.is_some())),
+            retired: false,
         }
     }
 
-    /// Checks a request and does it.
+    /// A monitor of another ABI has taken this one's place on the host. That monitor alone steers
+    /// devices and announces the host from now on.
+    pub fn retire(&mut self) {
+        (self.steer_file, self.retired) = (None, true);
+    }
+
+    /// Checks a request and carries it out.
     ///
     /// # Errors
-    /// EPERM, EINVAL: refused. Else of what was done.
+    /// EPERM, EINVAL: refused. Else those of the operation.
     // Long: one arm for each operation of the broker, so that all of them are seen at once.
     pub fn handle(&mut self, ask: Ask, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
         let fd = || fds.first().copied().ok_or(Errno::BADF);
@@ -124,7 +135,7 @@ impl Rights {
             Ask::Pairs => self.pairs(),
             Ask::Hosts => self.announced(),
             Ask::Diag => {
-                let there = maker::namespace_of(fd()?, descriptor::netns_cookie(fd()?)?)?;
+                let there = maker::namespace_to_look(fd()?)?;
                 maker::apart(Some(there.as_fd()), SockDiag::open).map(|diag| Given::one(diag.into()))
             }
             Ask::Inode => descriptor::netns_inode(fd()?).map(Given::number).ok_or(Errno::PERM),
@@ -153,7 +164,8 @@ impl Rights {
 
     fn connection(&mut self, order: Order, netns: u64, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
         let (mut order, place, is_taken) = self.checked(order, netns, fds)?;
-        // Then it gets other ports.
+        // If another user listens at the server's address now, the connection gets other ports
+        // than the named ones.
         order.named &= !is_taken;
         let fds = maker::connection(&order, place.as_ref().map(AsFd::as_fd))?;
         Ok(Given { number: 0, fds: fds.into() })
@@ -184,7 +196,7 @@ impl Rights {
     fn closings(&mut self) -> Result<Given, Errno> {
         if self.closings.is_none() {
             self.closings = Some(Closings::start().map_err(|why| {
-                tracing::warn!(%why, "listeners that are closed in secret are noticed late");
+                tracing::warn!(%why, "listeners closed past the library are noticed late");
                 Errno::OPNOTSUPP
             })?);
         }
@@ -193,7 +205,7 @@ impl Rights {
     }
 
     fn pairs(&mut self) -> Result<Given, Errno> {
-        let parts = self.pairs.get_or_insert_with(record_pairs).get().ok_or(Errno::AGAIN)?;
+        let parts = self.pairs.get_or_insert_with(host::record_pairs).get().ok_or(Errno::AGAIN)?;
         let parts = parts.as_ref().ok_or(Errno::OPNOTSUPP)?.try_clone().map_err(|_| Errno::MFILE)?;
         let pairs::Parts { peers, watched, ended, reasons } = parts;
         Ok(Given { number: 0, fds: vec![peers, watched, ended, reasons] })
@@ -220,15 +232,17 @@ impl Rights {
     }
 
     fn programs(&self, cgroup: BorrowedFd<'_>, kinds: u64) -> Result<Given, Errno> {
-        // (The program that announces this host is the broker's own.)
-        let ours = |kind: &u32| *kind == SOCK_OPS && self.announcer.is_some();
+        // (The sockops program that announces this host is not counted. The broker has attached
+        // it, or the broker of the monitor that took this one's place.)
+        let ours =
+            |kind: &u32| *kind == SOCK_OPS && (self.announcer.is_some() || self.retired && self.announces.is_some());
         let mut kinds = (0..u64::BITS).filter(|kind| kinds >> kind & 1 != 0 && !ours(kind));
-        let found =
-            kinds.try_fold(0, |found: u32, kind| kernel::programs(cgroup, kind).map(|n| found.saturating_add(n)));
+        let found = kinds.try_fold(0, |found: u32, kind| host::in_force(cgroup, kind).map(|n| found.saturating_add(n)));
         found.map(|n| Given::number(n.into())).ok_or(Errno::PERM)
     }
 
-    /// `sender`: of the request; `control`: the process that has connected.
+    /// `control`: the socket of the process that has connected. `sender`: the pidfd of the process
+    /// that has sent this request.
     fn steer(
         &mut self,
         text: BorrowedFd<'_>,
@@ -237,7 +251,7 @@ impl Rights {
     ) -> Result<Given, Errno> {
         let request = serde_json::from_slice(&line::read(text)?).map_err(|_| Errno::INVAL)?;
         let sends = sender.is_none_or(pidfd::may_administer);
-        if self.user_of(control)? != 0 || !sends || !has_administrator(control)? {
+        if self.retired || self.user_of(control)? != 0 || !sends || !has_administrator(control)? {
             return Err(Errno::PERM);
         }
         Given::json(&self.steers.steer(request, control))
@@ -263,15 +277,16 @@ impl Rights {
         self.announcer.as_ref().map_or(Err(probe::Missing::Permission.into()), Announcer::parts)
     }
 
-    /// The user of a client: of a control socket that came over the endpoint, or of a pair that
-    /// somebody has made, whose name the kernel has noted then. A socket that is connected to
-    /// another server has that server's user, and a peer with that server's name.
+    /// The user of a client. The socket must have come over the endpoint, or be one end of a
+    /// socket pair. In both cases the kernel has recorded the user. A socket that is connected to
+    /// another server is refused: it has that server's user, and its peer has a name.
     fn user_of(&self, fd: BorrowedFd<'_>) -> Result<u32, Errno> {
         if !descriptor::is_control_socket(fd) {
             return Err(Errno::INVAL);
         }
         let own = rustix::net::getsockname(fd)?;
-        // (SO_PASSCRED gives an end of a pair a name of the kernel's, when it sends.)
+        // (With SO_PASSCRED, the kernel gives an end of a pair an abstract name when that end
+        // sends.)
         let is_pair =
             || !has_path(&own) && rustix::net::getpeername(fd).is_ok_and(|p| p.is_some_and(|p| is_unnamed(&p)));
         if Some(&own) != self.endpoint.as_ref() && !is_pair() {
@@ -287,9 +302,10 @@ impl Rights {
         Ok(Given::default())
     }
 
-    /// An order that what was shown allows: for users that are clients, to an address on which one of
-    /// them has listened, from a port that is free or that of a socket that was shown. Where it is to
-    /// be done, and whether another user listens on that address now.
+    /// Checks an order against the descriptors that were shown. Both users must be clients, and
+    /// the server's address must be that of a shown listener. The client's port must be free, or
+    /// the port of a shown socket. Returns the permitted order, the network namespace if it is
+    /// another one, and whether another user listens at that address now.
     fn checked(
         &mut self,
         mut order: Order,
@@ -348,7 +364,8 @@ impl Rights {
     }
 }
 
-/// The executable of a process, which `shown` names, or else its number.
+/// The executable of the process behind the pidfd `shown`, or else of the process with this
+/// number.
 fn executable(pid: u32, shown: Option<BorrowedFd<'_>>) -> Result<Given, Errno> {
     let pid = match shown {
         Some(fd) => pidfd::pid_of(fd).ok_or(Errno::INVAL)?,
@@ -362,35 +379,19 @@ fn executable(pid: u32, shown: Option<BorrowedFd<'_>>) -> Result<Given, Errno> {
     line::text(exe.as_os_str().as_bytes()).map(Given::one)
 }
 
-/// Loads on a thread of its own: the first process of a container waits for the monitor meanwhile.
-fn record_pairs() -> Arc<OnceLock<Option<pairs::Parts>>> {
-    let loaded = Arc::new(OnceLock::new());
-    let to = loaded.clone();
-    let load = move || {
-        let why = |why: &fsocket_bpf::Error| {
-            tracing::warn!(%why, "connections between network namespaces stay the kernel's");
-        };
-        to.set(Recorder::start_for_good().inspect_err(why).ok())
-    };
-    if let Err(e) = std::thread::Builder::new().name("pairs".into()).spawn(load) {
-        tracing::warn!("connections between network namespaces stay the kernel's: {e}");
-        let _ = loaded.set(None);
-    }
-    loaded
-}
-
 /// Whether the process that has connected this socket may administer the network.
 fn has_administrator(control: BorrowedFd<'_>) -> Result<bool, Errno> {
     match pidfd::of_peer(control) {
         Ok(peer) => Ok(pidfd::may_administer(peer.as_fd())),
-        // Before Linux 6.5. (The front has checked that this process has sent the request.)
+        // (Before Linux 6.5. The front has checked that the process that connected has also sent
+        // the request.)
         Err(Errno::NOPROTOOPT) => Ok(descriptor::may_administer(descriptor::peer(control)?.0)),
         Err(_) => Ok(false),
     }
 }
 
 fn is_unnamed(name: &SocketAddrAny) -> bool {
-    // A family and nothing else.
+    // The name has an address family and nothing else.
     name.address_family() == AddressFamily::UNIX && name.addr_len() as usize <= size_of::<u16>()
 }
 

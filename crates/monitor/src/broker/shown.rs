@@ -1,11 +1,11 @@
-//! What the broker remembers of descriptors that it was shown.
+//! The broker's memory of descriptors that clients have shown.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Of each kind that is remembered; then the oldest is forgotten.
+/// Entries kept of each kind. Beyond this number the oldest one is dropped.
 const REMEMBERED: usize = 1 << 16;
 
-/// What clients have shown, oldest first out.
+/// Facts about descriptors that clients have shown. The oldest fact is dropped first.
 pub struct Shown<K, V>(BTreeMap<K, V>, VecDeque<K>);
 
 impl<K: Ord + Clone, V> Shown<K, V> {

@@ -1,10 +1,10 @@
-//! The two processes: made before there is any thread, and ended together.
+//! Makes the two processes before there is any thread, and ends them together.
 //!
-//! The broker is the one that was started: what starts and stops `fastsocketd` knows it, and what it
-//! holds (the socket's name, steered devices) is back in order when it has ended. The front dies with
-//! it by the kernel (PR_SET_PDEATHSIG); the broker ends when the front does.
+//! The broker is the process that was started. So the service manager watches the broker, and when
+//! the broker has ended, the socket's name and the steered devices are cleaned up. When the broker
+//! dies, the kernel kills the front (PR_SET_PDEATHSIG). When the front ends, the broker ends.
 
-use super::line::{self, Given, RawAsk, Told};
+use super::line::{self, Ask, Given, Told};
 use super::rights::Rights;
 use super::Broker;
 use crate::endpoint::{Config, Endpoint};
@@ -16,16 +16,16 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use std::path::Path;
 
-/// A front that has closed the line may take so long to end, in seconds.
+/// Seconds that a front may take to end after it has closed its socket to the broker.
 const PATIENCE: i64 = 2;
 
-/// Which of the two this process is now.
+/// Which of the two processes this one is now.
 pub enum Half {
     Front { endpoint: Endpoint, broker: Broker },
     Broker(Service),
 }
 
-/// What the broker works with.
+/// The broker's state.
 pub struct Service {
     endpoint: Endpoint,
     line: OwnedFd,
@@ -33,25 +33,26 @@ pub struct Service {
     pidfd: OwnedFd,
 }
 
-/// Whether this process has a privilege to be kept from those who talk to clients.
+/// Whether this process has a privilege that must be kept from the process that talks to clients.
 pub fn is_due() -> bool {
     super::confine::capabilities() != 0
 }
 
-/// Makes the front. To be called while there is no other thread.
+/// Forks the front. To be called while there is only one thread.
 ///
 /// # Errors
-/// Of the calls.
+/// Those of the system calls.
 pub fn split(endpoint: Endpoint) -> std::io::Result<Half> {
     let (ours, theirs) = pair()?;
     let broker = rustix::process::getpid();
-    // SAFETY: there is no other thread that could hold a lock.
+    // SAFETY: there is no other thread, so no lock can be held by a thread that the child lacks.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {
             drop(ours);
             super::confine::drop_privileges()?;
-            // After that: the kernel forgets it where credentials change.
+            // To be done after privileges were dropped: the kernel clears this setting when
+            // credentials change.
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if rustix::process::getppid() != Some(broker) {
                 std::process::exit(1);
@@ -71,10 +72,10 @@ fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 impl Broker {
-    /// As two processes have it, but with a thread for the broker: for tests.
+    /// A broker as in two processes, but in a thread of this one: for tests.
     ///
     /// # Errors
-    /// Of the calls.
+    /// Those of the system calls.
     pub fn beside(endpoint: BorrowedFd<'_>, keep: Option<&Path>) -> std::io::Result<Broker> {
         let (ours, theirs) = pair()?;
         let (endpoint, keep) = (endpoint.try_clone_to_owned()?, keep.map(Path::to_owned));
@@ -87,31 +88,34 @@ impl Broker {
     }
 }
 
-/// Answers one request. False: nobody asks any more.
+/// Answers one request. False: the front has closed the socket.
 fn serve(rights: &mut Rights, line: BorrowedFd<'_>) -> bool {
-    let Ok(Some((ask, fds))) = line::receive::<RawAsk>(line) else { return false };
-    // The front has each of them until it is answered: to close them here is never the last close.
+    let Ok(Some((ask, fds))) = line::receive::<Ask>(line) else { return false };
+    // The front keeps its copies until the answer comes, so closing these descriptors is never the
+    // last close of a socket.
     let done = fds.and_then(|fds| {
         let shown: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        rights.handle(ask.ask()?, &shown)
+        rights.handle(ask, &shown)
     });
     if let Err(e) = &done {
         tracing::debug!(?ask, "refused: {e}");
     }
-    let error = done.as_ref().map_or_else(|e| e.raw_os_error() as u32, |_| 0);
+    let error = done.as_ref().map_or_else(|e| e.raw_os_error(), |_| 0);
     let Given { number, fds } = done.unwrap_or_default();
-    // A client may have its end, and have closed it, before this function ends.
+    // A client may receive and close its socket before this function returns. Then the close here
+    // is the last one, and [`ForeignFd`] makes sure that it does not take long.
     let fds: Vec<ForeignFd> = fds.into_iter().map(|fd| ForeignFd::new(fd, 0)).collect();
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(ForeignFd::as_fd).collect();
-    line::send(line, &Told { error, number, ..Told::default() }, &fds).is_ok()
+    line::send(line, &Told { error, number }, &fds).is_ok()
 }
 
 impl Service {
-    /// Serves until the front has ended; its exit status. `stop`: readable when both should end, if `ends` says
-    /// so. `ended` comes before anything is given up.
+    /// Serves until the front has ended, and returns the exit status of the front. When `stop` is
+    /// readable and `ends` returns true, both processes end. `ended` is called before the broker
+    /// gives anything up.
     ///
     /// # Errors
-    /// Of `poll`.
+    /// Those of `poll`.
     pub fn run(
         self,
         config: &Config,
@@ -122,6 +126,9 @@ impl Service {
         let Service { endpoint, line, front, pidfd } = self;
         let mut rights = Rights::new(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
         rights.announces = config.hosts.clone();
+        if config.retired {
+            rights.retire();
+        }
         let mut open = true;
         loop {
             let line_events = if open { PollFlags::IN } else { PollFlags::empty() };
@@ -131,10 +138,10 @@ impl Service {
                 PollFd::new(&line, line_events),
             ];
             let limit = Timespec { tv_sec: PATIENCE, tv_nsec: 0 };
-            // (Once the line is closed only the other two count.)
+            // (A closed socket would always be ready, so it is not polled any more.)
             let watched = if open { 3 } else { 2 };
             match poll(&mut fds[..watched], (!open).then_some(&limit)) {
-                // It has nothing to do here any more.
+                // The front has closed its socket but does not end.
                 Ok(0) => rustix::process::pidfd_send_signal(&pidfd, Signal::KILL)?,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -151,6 +158,28 @@ impl Service {
             if ready[2] && open {
                 open = serve(&mut rights, line.as_fd());
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::SendFlags;
+
+    /// If the front sends anything else, it is broken or taken over. Then the broker ends, and the
+    /// front with it.
+    #[test]
+    fn what_is_no_request_ends_the_line() {
+        let (ours, theirs) = pair().unwrap();
+        let mut rights = Rights::new(theirs.as_fd(), None, None);
+        let mut goes_on = |message: &str| {
+            rustix::net::send(&theirs, message.as_bytes(), SendFlags::empty()).unwrap();
+            serve(&mut rights, ours.as_fd())
+        };
+        assert!(goes_on("\"Leave\"") && goes_on(&format!("\"Leave\"{:900}", "")));
+        for bad in ["1", "\"Nothing\"", "{\"Clone\":{}}", &format!("\"Leave\"{:2000}", ""), &"[".repeat(1000)] {
+            assert!(!goes_on(bad), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One connected process, and what the monitor knows of it.
+//! One connected process, and the monitor's state about it.
 
 use super::queue::Queue;
 use crate::arenas::{add, ArenaMem, Totals};
@@ -11,71 +11,75 @@ use rustix::event::epoll::EventFlags;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// While this many answers wait, no further requests of that process are read. (What it did not ask
-/// for does not count: who sleeps may have much of it, and asks for something when it wakes.)
+/// While this many answers wait, the monitor reads no further requests of that process.
+/// (Unrequested messages do not count: a process that sleeps may have many of them, and sends a
+/// request when it wakes.)
 const OUT_PAUSE: usize = 64;
 
 pub struct Client {
     pub fd: ForeignFd,
-    /// From SO_PEERCRED; of an adopted process, its parent's.
+    /// The user, from SO_PEERCRED. An adopted process has its parent's user.
     pub uid: u32,
-    /// For display only.
+    /// The process number, for display only.
     pub pid: u32,
-    /// Names the process in the `holders` of its family's sockets; 0: no HELLO yet.
+    /// Names the process in the `holders` of its family's sockets. 0: the process has not sent
+    /// HELLO yet.
     pub nonce: u64,
     pub greeted: bool,
-    /// Of its program, as it says.
+    /// The name of the program, as the process itself tells it.
     pub name: String,
-    /// What it has counted without an arena.
+    /// The counters of a process without an arena.
     pub told: Option<Box<Totals>>,
-    /// It was sent the counts of ended listeners.
+    /// The monitor has sent the counts of ended listeners to this client.
     pub has_closings: bool,
     pub family: FamilyId,
-    /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
-    /// only those with the same share memory with a client.
+    /// The library's number for what the process may do and become. A client shares memory only
+    /// with processes of one user that have the same rights.
     pub class: u64,
-    /// Of [`Rights`]: read at HELLO.
+    /// Part of [`Rights`], read when HELLO comes.
     pub kernel: u64,
-    /// Listeners that it holds, and those that it works for.
+    /// Listeners of which the process has a descriptor. `works`: those from which it accepts
+    /// connections.
     pub holds: BTreeSet<ListenerId>,
     pub works: BTreeSet<ListenerId>,
-    /// Announced before an `exec`.
+    /// The predecessor has announced this process before an `exec`.
     pub is_successor: bool,
-    /// An operator wants it, and its children, to use the kernel, or not to.
+    /// Whether an operator wants this process and its children to use the kernel; `None`: no such
+    /// wish.
     pub off: Option<bool>,
-    /// What the configuration says of it: place in the list.
+    /// Index of the configuration entry for its program.
     pub program: Option<usize>,
-    /// By whom, until it has taken over.
+    /// The process before the `exec`, until this one has taken over.
     pub successor_of: Option<ConnId>,
-    /// Of `holds`: left to a successor that has not shown that it has them.
+    /// Those of `holds` that its predecessor had, and that this process has not shown yet.
     pub unclaimed: BTreeSet<ListenerId>,
-    /// Read ends of pipes that it was sent, and has not confirmed.
+    /// Read ends of pipes that were sent to the process, and that it has not confirmed.
     pub pipes_unready: usize,
-    /// Its wakers for which a WOKEN waits in `out`, with the channel that WOKEN names.
+    /// The wakers of the process for which a WOKEN waits in `out`, with the channel that it names.
     pub(super) woken: BTreeSet<(u8, Option<ChannelId>)>,
-    /// The channel that it has made last; 0: none.
+    /// The last channel that the process has made; 0: none.
     pub last_channel: ChannelId,
     pub leases: Leases,
     pub(super) out: Queue,
-    /// Descriptors sent since it had received everything.
+    /// Descriptors sent since the process was last known to have received all of them.
     pub(super) in_flight: u64,
-    /// A request that has taken a turn: it goes on at this channel in the next one.
+    /// A request that has used up its turn. In the next turn it goes on at this channel.
     pub unfinished: Option<(Msg, ForeignFd, ChannelId)>,
-    /// Nobody is at the other end; what was sent before is still to be read.
+    /// The process has closed its end; its earlier messages are still to be read.
     pub hung_up: bool,
-    /// What epoll says of it. Once for each change: one that waits for its turn, and many do in a flood, is not looked at
-    /// before each turn of others.
+    /// The events for which epoll watches the socket. Edge-triggered: otherwise epoll would report
+    /// each client that waits for its turn again in each turn of the others.
     pub(super) interest: EventFlags,
-    /// The arena that it made.
+    /// The arena that the process has made.
     pub arena: Option<Rc<ArenaMem>>,
-    /// For the arena that it may yet make.
+    /// Descriptors reserved for the arena that the process may still make.
     pub reserved: Option<Reserved>,
-    /// Something unasked was sent before it had an arena.
+    /// An unrequested message was sent before the process had an arena.
     pub missed_pending: bool,
 }
 
 impl Client {
-    /// `fd`: its control socket, which is the monitor's to read.
+    /// `fd`: the control socket, from which only the monitor reads.
     pub fn new(fd: ForeignFd, uid: u32, pid: u32, family: FamilyId) -> Client {
         Client {
             fd: fd.control().sends(),
@@ -111,7 +115,8 @@ impl Client {
         }
     }
 
-    /// It has no arena that could be looked at, and says what it has counted.
+    /// Adds the counts that a process without an arena sends, because there is no arena to read
+    /// them from.
     pub fn counted(&mut self, msg: request::Counts) {
         let told = self.told.get_or_insert_with(|| Box::new([0; COUNTERS.len()]));
         for counted in msg.counts.into_iter().flatten() {
@@ -119,23 +124,23 @@ impl Client {
         }
     }
 
-    /// Whose processes may share a channel with it, on its side.
+    /// A client may share a channel only with processes that have equal rights.
     pub fn rights(&self) -> Rights {
         Rights { uid: self.uid, class: self.class, kernel: self.kernel }
     }
 
-    /// Whether it may still become one of another fork group: nothing goes with the one that it has.
+    /// Whether the client may still change its fork group: it holds no listener and no ports yet.
     pub fn has_nothing(&self) -> bool {
         self.holds.is_empty() && self.leases.is_empty()
     }
 
-    /// Whether it counts as a process that uses the monitor (and not one that
-    /// only wants a report).
+    /// Whether this client is a process that uses the monitor, not one that only wants a report.
     pub fn is_process(&self) -> bool {
         self.nonce != 0
     }
 
-    /// Whether it may be sent one more descriptor now. If not, the kernel tells when it receives.
+    /// Whether one more descriptor may be sent to the process now. If not, the kernel reports when
+    /// the process has received some.
     pub(super) fn may_have_descriptor(&mut self) -> bool {
         if self.in_flight >= shares::FLIGHT && descriptor::is_received(self.fd.as_fd()) {
             self.in_flight = 0;
@@ -143,7 +148,7 @@ impl Client {
         self.in_flight < shares::FLIGHT
     }
 
-    /// Whether to read its next request now.
+    /// Whether to read the next request of the process now.
     pub fn wants_input(&self) -> bool {
         self.out.answers() < OUT_PAUSE && !self.out.has_descriptors()
     }

@@ -1,47 +1,51 @@
-//! What waits to be sent to one process.
+//! Messages that wait to be sent to one process.
 //!
-//! A process that does not read must not cost more than a bounded amount of memory, and must not be dropped for what
-//! others send. So there are three kinds of messages:
+//! A process that does not read must take only a bounded amount of memory. It must not be dropped
+//! because of messages that others cause. So there are three kinds of messages:
 //!
 //! | what | bound |
 //! | --- | --- |
-//! | answers, and what the process itself has caused | its requests are not read while many answers wait, or one with a descriptor; then it is dropped |
-//! | what says how things are (a channel has ended, somebody rang) | once for each thing; the same again is not added |
-//! | what another process causes, each time | that process's share; beyond it that process is refused |
+//! | answers, and what the process itself has caused | while many answers wait, or one with a descriptor, its requests are not read; beyond [`OWN`] messages it is dropped |
+//! | the state of something (a channel has ended, a waker was rung) | one message for each thing; a repetition is not added |
+//! | what another process causes, each time | each process has a share; beyond it that process is refused |
 
+use crate::by_user::Counts;
 use crate::foreign::ForeignFd;
 use crate::{shares, ConnId};
 use fsocket_proto::{Message, Msg, Payload};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Messages that a process may cause itself. One that lets more pile up is not reading, and is dropped.
+/// Messages that a process may cause to itself. A process with more unread messages does not read,
+/// and is dropped.
 const OWN: usize = 8192;
-/// Messages of one other process. (One that has connections from all ports of an address has 64 channels.)
+/// Messages that one other process may cause. (A process that has connections from all ports of an
+/// address has 64 channels.)
 const OF_ONE: u32 = 256;
-/// Messages of all other processes. A user may have as many as are left for all others.
+/// Messages that all other processes may cause. One user may cause as many as are then left for
+/// all other users.
 const OF_ALL: u64 = 4096;
 
 pub struct Outgoing {
     pub msg: Msg,
     pub fd: Option<Rc<ForeignFd>>,
-    /// Not an answer: bump `pending` once it is sent.
+    /// The message is no answer: the monitor bumps `pending` in the arena once it is sent.
     pub unasked: bool,
 }
 
 impl Outgoing {
-    /// A message that nobody has asked for.
+    /// An unrequested message.
     pub fn of(notice: impl Payload) -> Outgoing {
         Outgoing { msg: notice.into(), fd: None, unasked: true }
     }
 
-    /// The same, with a descriptor.
+    /// An unrequested message with a descriptor.
     pub fn with(notice: impl Payload, fd: Rc<ForeignFd>) -> Outgoing {
         Outgoing { fd: Some(fd), ..Outgoing::of(notice) }
     }
 }
 
-/// The process that causes a message, and its user.
+/// The process that causes a message, and the user of that process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct By {
     pub process: ConnId,
@@ -51,7 +55,7 @@ pub struct By {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     Own,
-    /// It says how things are.
+    /// The message tells the state of something.
     State,
     Other(By),
 }
@@ -63,8 +67,8 @@ pub struct Queue {
     /// Answers with a descriptor.
     descriptors: usize,
     own: usize,
-    of_process: BTreeMap<ConnId, u32>,
-    of_user: BTreeMap<u32, u64>,
+    of_process: Counts<ConnId>,
+    of_user: Counts<u32>,
     of_others: u64,
 }
 
@@ -73,26 +77,26 @@ impl Queue {
         self.all.is_empty()
     }
 
-    /// Of these: answers.
+    /// Number of answers that wait.
     pub fn answers(&self) -> usize {
         self.answers
     }
 
-    /// Does an answer with a descriptor wait?
+    /// Whether an answer with a descriptor waits.
     pub fn has_descriptors(&self) -> bool {
         self.descriptors > 0
     }
 
-    /// Has the process itself caused more than it reads?
+    /// Whether the process has caused so many messages to itself that it evidently does not read.
     pub fn is_too_long(&self) -> bool {
         self.own >= OWN
     }
 
-    /// Whether a process may cause so many `more` messages.
+    /// Whether process `by` may cause this many `more` messages.
     pub fn has_room(&self, by: By, more: u32) -> bool {
-        let (of_one, of_user) = (self.of_process.get(&by.process), self.of_user.get(&by.uid));
-        of_one.copied().unwrap_or(0) + more <= OF_ONE
-            && shares::admits(of_user.copied().unwrap_or(0), self.of_others, more.into(), OF_ALL)
+        let more = u64::from(more);
+        self.of_process.of(by.process) + more <= OF_ONE.into()
+            && shares::admits(self.of_user.of(by.uid), self.of_others, more, OF_ALL)
     }
 
     pub fn push(&mut self, out: Outgoing, cause: Cause) {
@@ -102,8 +106,8 @@ impl Queue {
             Cause::Own => self.own += 1,
             Cause::State => {}
             Cause::Other(by) => {
-                *self.of_process.entry(by.process).or_default() += 1;
-                *self.of_user.entry(by.uid).or_default() += 1;
+                self.of_process.change(by.process, 1);
+                self.of_user.change(by.uid, 1);
                 self.of_others += 1;
             }
         }
@@ -127,8 +131,8 @@ impl Queue {
             Cause::Own => self.own -= 1,
             Cause::State => {}
             Cause::Other(by) => {
-                less(&mut self.of_process, by.process);
-                less(&mut self.of_user, by.uid);
+                self.of_process.change(by.process, -1);
+                self.of_user.change(by.uid, -1);
                 self.of_others -= 1;
             }
         }
@@ -138,15 +142,16 @@ impl Queue {
         *self = Queue::default();
     }
 
-    /// Takes out the first that `is`.
+    /// Removes the first unrequested message that `is` accepts.
     fn take(&mut self, is: impl Fn(Message) -> bool) -> bool {
         let at = self.all.iter().position(|(out, _)| out.unasked && Message::decode(&out.msg).is_ok_and(&is));
         let gone = at.and_then(|at| self.all.remove(at));
         gone.inspect(|gone| self.uncount(gone)).is_some()
     }
 
-    /// Whether this says nothing to a process that has not read what was sent before: the same once more, or the end of
-    /// something of which it does not know yet, and then need not.
+    /// Whether this message is of no use to a process that has not read the earlier ones. It may
+    /// repeat an earlier message. Or it may report the end of something whose beginning is still
+    /// unread: then both messages are dropped.
     pub fn is_needless(&mut self, msg: &Msg) -> bool {
         match Message::decode(msg) {
             Ok(Message::ChannelGone(gone)) => {
@@ -155,7 +160,7 @@ impl Queue {
             Ok(Message::PeerGone(gone)) => {
                 self.take(|m| matches!(m, Message::Peer(peer) if (peer.group, peer.place) == (gone.group, gone.place)))
             }
-            // The last one counts.
+            // Only the last message of this kind counts.
             Ok(Message::ToKernel(_)) => {
                 self.take(|m| matches!(m, Message::ToKernel(_)));
                 false
@@ -173,21 +178,12 @@ impl Queue {
     }
 }
 
-fn less<K: Ord, N: Copy + PartialEq + From<u8> + std::ops::SubAssign>(counts: &mut BTreeMap<K, N>, key: K) {
-    if let Some(n) = counts.get_mut(&key) {
-        *n -= N::from(1);
-        if *n == N::from(0) {
-            counts.remove(&key);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use fsocket_proto::notice;
 
-    /// Sends until it is refused; how often it was not.
+    /// Sends until a message is refused. Returns how many were accepted.
     fn fill(q: &mut Queue, by: By) -> u32 {
         let mut n = 0;
         while q.has_room(by, 1) {

@@ -1,10 +1,10 @@
 use super::*;
 use std::net::TcpListener;
 
-/// Ports that the kernel gives to nobody by itself; another test may hold one.
+/// The kernel gives out no such port by itself. Another test may use one.
 const PORTS: std::ops::Range<u16> = 20_000..21_000;
 
-/// A connection whose client has the first port that nobody holds.
+/// Makes a connection whose client has the first free port of [`PORTS`].
 fn at_a_free_port(client: End, server: End) -> (End, [OwnedFd; 2]) {
     for port in PORTS {
         let client = End { port, ..client };
@@ -69,13 +69,19 @@ fn a_port_that_the_client_holds_is_shared_with_nobody_else() {
     }
 }
 
-/// The first connection closed both ends, and one of them rests; of another one the client's end is still there.
+/// Only older connections use the client's port. Both ends of the first connection are closed, and
+/// one is in TIME_WAIT. The client's end of the other connection is still open.
 #[test]
 fn a_port_is_the_clients_beside_its_older_connections() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: a_port_is_the_clients_beside_its_older_connections: not root");
         return;
     }
+    assert!((0..8).any(|_| is_the_clients_beside_its_older_connections()), "each time another program has the port");
+}
+
+/// False: another program of the machine has bound the port meanwhile, so this run shows nothing.
+fn is_the_clients_beside_its_older_connections() -> bool {
     let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let ip = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
     let end = |port| End { v6: false, ip, port, uid: 1 };
@@ -89,26 +95,31 @@ fn a_port_is_the_clients_beside_its_older_connections() {
         !d.unconnected(port).unwrap().is_empty()
     }) {
         eprintln!("SKIPPED: a_port_is_the_clients_beside_its_older_connections: before Linux 6.8");
-        return;
+        return true;
     }
     rustix::io::read(&s, &mut [0; 1]).unwrap();
     drop(s);
     let order = |server| Order { client, server, named: true, holder: None };
     let _kept = repaired(&order(second)).unwrap();
-    // The very same pair of addresses, in TIME_WAIT.
+    // The same pair of addresses again, which is in TIME_WAIT.
     repaired(&order(first)).unwrap();
-    assert_eq!(repaired(&order(second)).unwrap_err(), Errno::ADDRNOTAVAIL);
+    let refused = repaired(&order(second)).unwrap_err();
+    if refused == Errno::ADDRINUSE {
+        return false;
+    }
+    assert_eq!(refused, Errno::ADDRNOTAVAIL);
     let dialled = dial(&order(third), None).unwrap();
     let port = SocketAddr::try_from(rustix::net::getsockname(&dialled).unwrap()).unwrap().port();
     assert_eq!(port, client.port);
     assert!(!in_repair(dialled.as_fd()).unwrap());
-    // Somebody listens there now.
+    // From here on another socket is bound to the port and may listen there.
     let other = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     repair(&other, true).unwrap();
     rustix::net::bind(&other, &client.addr()).unwrap();
     assert_eq!(repaired(&order(third)).unwrap_err(), Errno::ADDRINUSE);
     let dialled = dial(&order(second), None).unwrap();
     assert_ne!(SocketAddr::try_from(rustix::net::getsockname(&dialled).unwrap()).unwrap().port(), client.port);
+    true
 }
 
 #[test]
@@ -127,4 +138,15 @@ fn what_no_socket_can_have_is_an_ordinary_connection() {
             assert!(!in_repair(c.as_fd()).unwrap_or(false) && !in_repair(s.as_fd()).unwrap_or(false));
         }
     }
+}
+
+/// A wait ends in time even if it is longer than the time between two signals.
+#[test]
+fn the_watchdogs_signals_do_not_lengthen_a_wait() {
+    let watchdog = crate::watchdog::Watchdog::every(Duration::from_millis(5)).unwrap();
+    let (silent, writer) = rustix::pipe::pipe().unwrap();
+    watchdog.arm();
+    assert!(!is_ready_within(silent.as_fd(), PollFlags::IN, Duration::from_millis(50)));
+    drop(writer);
+    assert!(is_ready_within(silent.as_fd(), PollFlags::IN | PollFlags::HUP, Duration::ZERO));
 }

@@ -1,19 +1,20 @@
-//! As much of HTTP/1.1 as a scraper needs: one request a connection, and its answer. Nothing here blocks.
+//! The part of HTTP/1.1 that a scraper needs: one request for each connection, and its answer. No
+//! function here blocks.
 
 use rustix::event::PollFlags;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Longest request, bytes.
+/// Longest request, in bytes.
 const LONGEST: usize = 8192;
-/// A connection may last so long.
+/// How long a connection may last.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request {
     pub method: String,
-    /// Without what is behind a question mark.
+    /// The path, without the query behind a question mark.
     pub path: String,
 }
 
@@ -29,21 +30,22 @@ impl Answer {
     }
 }
 
-/// What a connection needs next.
+/// The next thing that a connection needs.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The scraper's turn.
+    /// It waits for the scraper.
     Waits,
-    /// An answer.
+    /// It needs an answer to this request.
     Asks(Request),
     Done,
 }
 
 enum State {
     Reads(Vec<u8>),
-    /// What is left to be sent.
+    /// Bytes still to be sent.
     Writes(Vec<u8>),
-    /// Everything is sent. The scraper closes first: closing with unread bytes would take the answer from it.
+    /// Everything is sent. The scraper must close first: if this side closed with unread bytes,
+    /// the kernel would send a reset, and the scraper could lose the answer.
     Drains,
 }
 
@@ -55,7 +57,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// `None`: it cannot be made non-blocking.
+    /// `None`: the socket cannot be set to non-blocking mode.
     pub fn new(stream: TcpStream) -> Option<Connection> {
         stream.set_nonblocking(true).ok()?;
         let deadline = Instant::now() + PATIENCE;
@@ -73,7 +75,7 @@ impl Connection {
         }
     }
 
-    /// Goes on as far as it can.
+    /// Proceeds as far as possible without waiting.
     pub fn step(&mut self, now: Instant) -> Step {
         if now >= self.deadline {
             return Step::Done;
@@ -112,7 +114,7 @@ impl Connection {
         self.step(Instant::now())
     }
 
-    /// Has this sent by the next steps.
+    /// Sets the answer. The next steps send it.
     pub fn answer(&mut self, answer: &Answer) {
         let Answer { status, content_type, body } = answer;
         let length = body.len();
@@ -128,9 +130,9 @@ impl Connection {
 }
 
 enum Got {
-    /// Nothing more for now.
+    /// Incomplete so far.
     Nothing,
-    /// A request.
+    /// A complete request.
     Whole,
     TooMuch,
     End,
@@ -150,7 +152,8 @@ fn read(stream: &mut TcpStream, into: &mut Vec<u8>, most: usize) -> Got {
         if into.len() > most {
             return Got::TooMuch;
         }
-        // (It need not close, nor say more, for its answer. What was looked at before is not looked at again.)
+        // (An empty line ends the request: the scraper need not close its side to get an answer.
+        // Bytes that were searched before are skipped.)
         if is_whole(&into[seen.saturating_sub(3)..]) {
             return Got::Whole;
         }

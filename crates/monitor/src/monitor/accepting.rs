@@ -1,7 +1,8 @@
-//! Clients that come: counted by user, and turned away early.
+//! Accepts new clients: counts them by user, and turns surplus ones away early.
 //!
-//! All come through one queue of the kernel's, in the order in which they come. So each is taken out of it at once, and
-//! waits for its user's turn here: a user's clients wait behind those of the same user only.
+//! The kernel has one accept queue for clients of all users, in the order of their connections. So
+//! the monitor accepts each client at once, and lets it wait for its user's turn here. A client
+//! thus waits only behind clients of the same user.
 
 use super::Monitor;
 use crate::clients::Client;
@@ -16,14 +17,14 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::time::{Duration, Instant};
 
-/// While so many processes of a user wait for their turn no further ones are taken.
+/// While this many processes of a user wait for their turn, further ones are turned away.
 const WAITING: usize = 256;
-/// So long clients are taken out of the kernel's queue at once. It is everybody's, and has to be emptied faster than a
-/// flood fills it.
+/// How long clients are accepted without a pause. All users share the accept queue, so the monitor
+/// must empty it faster than a flood fills it.
 const TAKING: Duration = TURN.saturating_mul(2);
 
 impl Monitor {
-    /// Takes clients out of the kernel's queue, for [`TAKING`] at most.
+    /// Accepts clients from the kernel's queue, for [`TAKING`] at most.
     pub(super) fn accept_some(&mut self) {
         if !std::mem::take(&mut self.arrivals.come) {
             return;
@@ -39,14 +40,15 @@ impl Monitor {
         self.pace.lap();
     }
 
-    /// Takes one client that has come. False: nobody has.
+    /// Accepts one client. False: none waits.
     pub(super) fn accept(&mut self) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.endpoint.fd, flags) {
             Ok(fd) => self.arrives(fd),
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
-                // Turn one away, or the loop would spin on it.
+                // No descriptor is free. One client is turned away: otherwise the endpoint would
+                // stay readable, and the loop would spin.
                 let turned_away = rustix::net::accept_with(&self.endpoint.fd, flags).map(|fd| ForeignFd::new(fd, 0));
                 foreign::may_close(1);
                 drop(turned_away.map(ForeignFd::control));
@@ -67,7 +69,7 @@ impl Monitor {
             Some("not this user's monitor")
         } else if uid != 0 && !self.ctx.config.private && !self.arrivals.may_come(uid, Instant::now()) {
             Some("too many processes a second")
-        } else if uid != 0 && self.turns.waiting(uid) + self.arrivals.waiting(uid) > WAITING {
+        } else if uid != 0 && self.turns.waiting(uid) + self.arrivals.waiting.waiting(uid) > WAITING {
             Some("too many of its processes wait")
         } else if closer().is_full(uid) {
             Some("too much of it waits to be closed")
@@ -80,29 +82,30 @@ impl Monitor {
             Some(why) => tracing::warn!(uid, "{why}"),
             None => {
                 let client = Client::new(fd, uid, pid, self.ctx.new_family());
-                self.arrivals.add(uid, client);
+                self.arrivals.waiting.add(uid, client);
             }
         }
         logs::for_user(None);
     }
 
-    /// The first client of this user that has come is one of those that are served. False: none has.
+    /// Starts to serve the first waiting client of this user. False: none waits.
     pub(super) fn admit(&mut self, uid: u32) -> bool {
-        let Some(client) = self.arrivals.take(uid) else { return false };
+        let Some(client) = self.arrivals.waiting.take(uid) else { return false };
         self.ctx.vouch(uid, client.fd.as_fd());
         self.shm.came_from(&self.ctx, client.fd.as_fd());
         let _ = self.ctx.clients.add(client);
         true
     }
 
-    /// A client is here: the grace of the start is over, also if it ends in this very turn.
+    /// A client has said HELLO: the extra time for the first client is over, even if this client
+    /// ends within the same turn.
     pub(super) fn has_come(&mut self) {
         self.deadline = None;
     }
 
-    /// Private: keeps the deadline, and says when to go.
+    /// For a private or retired monitor: keeps the deadline up to date, and says whether to exit.
     pub(super) fn is_unneeded(&mut self) -> bool {
-        if !self.ctx.config.private {
+        if !self.ctx.config.is_temporary() {
             return false;
         }
         let any = || self.ctx.clients.iter().any(|(_, c)| c.is_process());
@@ -116,25 +119,30 @@ impl Monitor {
             return false;
         }
         let Some(file) = self.endpoint.file() else {
-            // (Programs with that name in their environment look for another file.)
+            // (Programs with this path in their environment would find another file, so none of
+            // them needs this monitor.)
             tracing::info!("the socket is not at its address any more");
             return true;
         };
-        self.asleep = crate::asleep::any(&self.ctx.config.socket, file);
+        // (Only for a private monitor. Programs of a retired one use the library of the new ABI
+        // after their next `execve`. A program that has no socket yet can use the kernel.)
+        if self.ctx.config.private {
+            self.asleep = crate::asleep::any(&self.ctx.config.socket, file);
+        }
         let watched = |fd| epoll::add(&*self.ctx.epoll, fd, EventData::new_u64(ASLEEP), EventFlags::IN).is_ok();
         if self.asleep.as_ref().is_some_and(watched) {
             self.deadline = None;
             return false;
         }
         self.asleep = None;
-        // Somebody may be connecting just now. After `hide` nobody can find us;
-        // whoever did before is in the backlog, and is served.
+        // A client may be connecting at this moment. After `hide`, no more clients can find the
+        // socket. Those that connected before are in the backlog, and are served.
         if self.endpoint.hide().is_err() {
             return true;
         }
         let before = self.ctx.clients.iter().count();
         while self.accept() {}
-        for uid in self.arrivals.users().collect::<Vec<_>>() {
+        for uid in self.arrivals.waiting.users().collect::<Vec<_>>() {
             while self.admit(uid) {}
         }
         if self.ctx.clients.iter().count() == before {

@@ -1,4 +1,5 @@
-//! Requests of clients: which part of the monitor answers which. Everything in a message is untrusted.
+//! Requests of clients: which part of the monitor answers each of them. The content of a message
+//! is untrusted.
 
 use super::Monitor;
 use crate::answer::{answer_json, any, Answer, Misbehaved};
@@ -18,17 +19,19 @@ use rustix::io::Errno;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Rounds of reading what a process that was replaced has sent last.
+/// Messages that are still read from a process after an `exec` has replaced it, at most.
 const REQUESTS: usize = 1024;
 
-/// Whether a command, or the agent, may ask for this without being a process that uses the monitor.
+/// Whether a client may send this request without HELLO: commands and the agent are no processes
+/// that use the monitor.
 fn needs_no_hello(request: &Request) -> bool {
     use Request as R;
     matches!(request, R::Hello(_) | R::Report(_) | R::Steer(_) | R::Operate(_) | R::Agent(_))
 }
 
 impl Monitor {
-    /// Handles one packet. `from`: the channel at which a request goes on that has taken a turn already.
+    /// Handles one message. `from`: if an earlier turn has begun this request, the channel at
+    /// which to go on.
     pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<ForeignFd>, from: ChannelId) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
         let (is_process, is_line) = (client.is_process(), self.shm.remote.is_line(id));
@@ -51,7 +54,7 @@ impl Monitor {
         let Some(answer) = answer else { return Ok(()) };
         self.refresh_steering();
         let may_be_silent = msg.is::<request::Release>() || msg.is::<request::Left>() || msg.is::<request::Unlisten>();
-        // With a number the process waits for the answer.
+        // If the request has a number, the process waits for the answer.
         if msg.seq() != 0 || !may_be_silent {
             let (out, fd) = match answer {
                 Ok((answer, fd)) => (answer.encode().numbered(msg.seq()), fd),
@@ -62,7 +65,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Takes note of what processes tell. Requests with an answer go to [`Self::answer_to`].
+    /// Handles requests that have no answer. The others go to [`Self::answer_to`].
     fn listen_to(
         &mut self,
         id: ConnId,
@@ -97,7 +100,7 @@ impl Monitor {
         Ok(None)
     }
 
-    /// Which part of the monitor answers which request.
+    /// Handles requests that have an answer: each by the part of the monitor that is concerned.
     fn answer_to(
         &mut self,
         id: ConnId,
@@ -146,10 +149,12 @@ impl Monitor {
         })
     }
 
-    /// Nothing is done, for lack of a descriptor: the client does without.
+    /// Refuses a message whose descriptor was lost because the monitor has no free one. The client
+    /// does without the request.
     pub(crate) fn refuse_cut(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
         tracing::warn!(process = %self.ctx.clients.name(id), kind = msg.kind(), "out of descriptors");
-        // The process must not keep rights here that it has given up.
+        // The process has given up rights and sends a new socket to prove it. It must not keep the
+        // old rights here.
         if msg.is::<request::Renew>() {
             return Err(Misbehaved("out of descriptors for its new socket"));
         }
@@ -167,7 +172,7 @@ impl Monitor {
             .report(wanted)
     }
 
-    /// A private monitor leaves a last report.
+    /// A private monitor leaves a last report in a file.
     pub(super) fn leave_report(&self) {
         if self.ctx.config.private {
             report::leave(&self.report(Wanted { viewer: 0, netns: None, is_brief: true }), &self.ctx.config.socket);
@@ -176,7 +181,8 @@ impl Monitor {
 
     fn send_report(&mut self, id: ConnId, request::Report { reset, brief }: request::Report) -> Answer<answer::Report> {
         let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
-        // (The kernel gives our end of its control socket the namespace of the one that has connected.)
+        // (Network namespace: the monitor's end of a control socket belongs to the namespace of
+        // the client that has connected.)
         let (viewer, netns) = (client.uid, descriptor::netns_cookie(client.fd.as_fd()).ok());
         let wanted = Wanted { viewer, netns, is_brief: brief };
         if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
@@ -196,7 +202,7 @@ impl Monitor {
         Ok((answer::Report { length }, fd))
     }
 
-    /// Sets the counters of what a user sees to zero: accepts and selections.
+    /// Sets to zero the counters of accepts and selections that this user may see.
     fn reset_zones(&mut self, sees: &dyn Fn(u32) -> bool) {
         for arena in self.ctx.arenas.iter().filter(|a| sees(a.uid)) {
             arena.mem.fold_zones(&mut ZoneTotals::new());
@@ -224,17 +230,17 @@ impl Monitor {
         answer_json(uid, &done).map(|(length, fd)| (answer::Operate { length }, fd))
     }
 
-    /// A process is gone (or is treated as if): everything it held goes.
+    /// Removes everything that a process held: it has ended, or is treated as if it had.
     fn end_process(&mut self, id: ConnId) {
         if let Some(ending) = self.begin_end(id) {
             self.go_on(ending, Duration::MAX);
         }
     }
 
-    /// The same, but what takes longer than a turn is left for those to come.
+    /// Like [`Self::end_process`], but work that takes longer than a turn is left for later turns.
     pub(super) fn end_in_turns(&mut self, id: ConnId) {
         if let Some(rest) = self.begin_end(id).and_then(|ending| self.go_on(ending, TURN)) {
-            self.shm.endings.add(rest);
+            self.shm.endings.add(rest.client.uid, rest);
         }
     }
 
@@ -242,12 +248,14 @@ impl Monitor {
         self.pace.is(Doing::Ending);
         let mut client = self.ctx.clients.remove(id)?;
         self.ctx.policy.leave(id);
-        // (At once: a report that is asked for before it has ended has all that was counted.)
+        // (Added at once: a report that is made while the end still takes turns must have all
+        // counts.)
         if let Some(told) = client.told.take() {
             self.ctx.ended.add(&told, client.uid);
         }
         if !client.is_process() {
-            // It has said nothing, and has nothing: there may be many of those.
+            // This client has never said HELLO, so it has nothing to remove. There may be many
+            // such clients.
             self.shm.remote.leave(id);
             foreign::may_close(1);
             drop(client);
@@ -259,7 +267,8 @@ impl Monitor {
         Some(Ending::new(id, client, self.ctx.arenas.used_by(id)))
     }
 
-    /// For `budget` at most; returns what is left.
+    /// Goes on with the end of a process, for about `budget`. Returns the rest if it is not
+    /// finished.
     pub(super) fn go_on(&mut self, mut ending: Ending, budget: Duration) -> Option<Ending> {
         let began = Instant::now();
         while self.go_on_once(&mut ending) {
@@ -269,14 +278,14 @@ impl Monitor {
         }
         self.shm.sweep(&mut self.ctx);
         self.refresh_steering();
-        // (Its control socket, which is read to the end.)
+        // (This closes the control socket, whose messages have all been read.)
         foreign::may_close(1);
         drop(ending);
         foreign::may_close(0);
         None
     }
 
-    /// One piece of what is left to do. False: there is nothing more.
+    /// Does one piece of the remaining work. False: nothing is left.
     fn go_on_once(&mut self, ending: &mut Ending) -> bool {
         if self.shm.leave_some_sockets(&mut self.ctx, ending) || self.shm.leave_some_channels(&mut self.ctx, ending) {
             return true;
@@ -291,8 +300,8 @@ impl Monitor {
         true
     }
 
-    /// Connections that only the replaced program had are closed before the new one goes on,
-    /// as in the kernel.
+    /// Ends the predecessors of a process after an `exec`. Connections that only the replaced
+    /// program had are closed before the new program goes on, as the kernel does it.
     fn reclaim_predecessors(&mut self, id: ConnId) {
         for conn in self.shm.predecessors(&self.ctx, id) {
             for _ in 0..REQUESTS {
@@ -308,17 +317,17 @@ impl Monitor {
     }
 }
 
-/// A request that is too long for a message.
+/// Reads the text of a request that does not fit into a message.
 fn request_text(length: u64, fd: Option<ForeignFd>) -> Result<Vec<u8>, Errno> {
     let fd = fd.ok_or(Errno::BADF)?;
-    // Sealed, so that reading it cannot block.
+    // A seal against shrinking proves that the file is a memfd, so reading cannot block.
     let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
     let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
     if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::REQUEST {
         return Err(Errno::INVAL);
     }
     let mut text = vec![0; length];
-    if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
+    if rustix::io::retry_on_intr(|| rustix::io::pread(fd.as_fd(), &mut text, 0))? != length {
         return Err(Errno::INVAL);
     }
     Ok(text)

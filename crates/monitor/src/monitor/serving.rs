@@ -1,4 +1,5 @@
-//! Turns: the loop works for one user for a bounded time, and then looks for clients that have come meanwhile.
+//! Turns: the loop works for one user for a limited time, then accepts clients that have connected
+//! meanwhile.
 
 use super::Monitor;
 use crate::answer::Misbehaved;
@@ -9,25 +10,26 @@ use crate::wire::{self, Received};
 use crate::{logs, ConnId};
 use std::time::Instant;
 
-/// Descriptors that the loop itself closes for one message.
+/// Descriptors that the loop may close itself for one message.
 const CLOSES: u32 = 4;
-/// The look at all channels has its turns as if it was a user's. (No user has this number.)
+/// Sweeping all channels gets turns as if it were a user. (No real user has this number.)
 const NO_USER: u32 = u32::MAX;
 
 impl Monitor {
-    /// Whether there is something to be done for anybody now.
+    /// Whether any work waits for a turn now.
     pub(super) fn has_turns(&self) -> bool {
         self.arrivals.come || self.wanting().next().is_some()
     }
 
-    /// Users that want a turn. (One may be named more than once.)
+    /// Users that want a turn. (A user may be listed more than once.)
     fn wanting(&self) -> impl Iterator<Item = u32> + '_ {
         let sweeps = self.shm.sweeping.is_some().then_some(NO_USER);
-        let (ends, unlistens) = (self.shm.endings.users(), self.shm.ended.keys().copied());
-        self.turns.users().chain(self.arrivals.users()).chain(ends).chain(unlistens).chain(sweeps)
+        let (ends, unlistens) = (self.shm.endings.users(), self.shm.ended.users());
+        self.turns.users().chain(self.arrivals.waiting.users()).chain(ends).chain(unlistens).chain(sweeps)
     }
 
-    /// Users have their turns until the time of one is over: then the loop looks who has come.
+    /// Gives turns to users until the time of one turn has passed. After that the loop accepts new
+    /// clients.
     pub(super) fn take_turns(&mut self) {
         let began = Instant::now();
         while let Some(uid) = self.whose_turn() {
@@ -48,8 +50,8 @@ impl Monitor {
         next
     }
 
-    /// A user's turns are for its requests, for the ends of its processes and for those of its listeners, one after the
-    /// other.
+    /// Works for one user. The user's turns alternate between its requests, the ends of its
+    /// processes, and the ends of its listeners.
     fn take_turn(&mut self, uid: u32) {
         if uid == NO_USER {
             self.pace.is(Doing::Sweeping);
@@ -58,9 +60,11 @@ impl Monitor {
         let first = self.fair.turns_of(uid);
         for kind in first..first + 3 {
             match kind % 3 {
-                0 if self.turns.waiting(uid) > 0 || self.arrivals.waiting(uid) > 0 => return self.serve_some(uid),
-                1 if self.shm.endings.has(uid) => return self.end_some(uid),
-                2 if self.shm.ended.contains_key(&uid) => {
+                0 if self.turns.waiting(uid) > 0 || self.arrivals.waiting.waiting(uid) > 0 => {
+                    return self.serve_some(uid)
+                }
+                1 if self.shm.endings.waiting(uid) > 0 => return self.end_some(uid),
+                2 if self.shm.ended.waiting(uid) > 0 => {
                     self.pace.is(Doing::Unlistening);
                     return self.shm.go_on_ending(&mut self.ctx, uid);
                 }
@@ -69,7 +73,7 @@ impl Monitor {
         }
     }
 
-    /// A user's clients that have come, and messages of those that are there, one by one.
+    /// Admits a user's new clients and handles the messages of its other clients, one by one.
     fn serve_some(&mut self, uid: u32) {
         let began = Instant::now();
         loop {
@@ -88,19 +92,19 @@ impl Monitor {
         }
     }
 
-    /// Goes on with the ends of a user's processes.
+    /// Goes on with removing a user's ended processes.
     fn end_some(&mut self, uid: u32) {
         self.pace.is(Doing::Ending);
         let began = Instant::now();
         while let Some(left) = TURN.checked_sub(began.elapsed()) {
             let Some(ending) = self.shm.endings.take(uid) else { return };
             if let Some(rest) = self.go_on(ending, left) {
-                self.shm.endings.put_back(rest);
+                self.shm.endings.put_back(uid, rest);
             }
         }
     }
 
-    /// Handles one message of a process. Whether there was one, and it may have more.
+    /// Handles one message of a process. True: there was a message, and there may be more.
     pub(super) fn serve_one(&mut self, id: ConnId) -> bool {
         let Some(client) = self.ctx.clients.get(id) else { return false };
         if !client.wants_input() && !client.hung_up {
@@ -130,12 +134,13 @@ impl Monitor {
             Received::Nothing => return false,
             Received::Later => return true,
             Received::End => Err(Misbehaved("it is gone")),
-            Received::Malformed => Err(Misbehaved("not a message of ours")),
+            Received::Malformed => Err(Misbehaved("not a valid message")),
         };
         self.ctx.policy.sender = None;
         foreign::may_close(0);
         logs::for_user(None);
-        // (Another process of the same user, which shows nothing, is not to blame.)
+        // (Only a process that has just sent a descriptor is dropped. Another process of the same
+        // user is not to blame.)
         let handled =
             if shows && closer().is_full(uid) { Err(Misbehaved("what it sends cannot be closed")) } else { handled };
         if let Err(why) = handled {

@@ -1,8 +1,10 @@
-//! In which cgroup a process is, without a look into /proc where the kernel says it by the pidfd (Linux 6.13).
+//! Finds the cgroup of a process, without /proc if the kernel tells it by the pidfd (Linux 6.13).
 //!
-//! A look into /proc makes the kernel build a directory for the process. By a pidfd it says the cgroup's number, which it never
-//! gives to another one, and a cgroup of version 2 keeps its path for life. So a path that was once read for a number
-//! holds. It is kept only if the directory of that path has the number: a process may have moved while it was read.
+//! Reading /proc makes the kernel build a directory for the process, which is slow. By pidfd the
+//! kernel tells the number of the cgroup. It never reuses that number, and a cgroup of version 2
+//! never changes its path. So the path of a number can be cached. It is cached only if the
+//! directory at that path has the number, because the process may have moved between the two
+//! readings.
 
 use crate::ancillary::Sender;
 use crate::pidfd::{cgroup_number, read};
@@ -11,18 +13,18 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// So many are kept; then all are forgotten.
+/// When the cache has this many entries, all are dropped.
 const KNOWN: usize = 1024;
 
 #[derive(Default)]
 pub struct Cgroups {
-    /// Where the hierarchy is mounted; looked up once.
+    /// Where the cgroup hierarchy is mounted. Looked up once.
     mount: Option<Option<PathBuf>>,
     paths: HashMap<u64, String>,
 }
 
 impl Cgroups {
-    /// Of a sender; `None`: it has ended, or cannot be read.
+    /// The cgroup of a sender; `None`: the process has ended, or its cgroup cannot be read.
     pub fn of(&mut self, sender: &Sender) -> Option<String> {
         let number = sender.pidfd.as_ref().and_then(|pidfd| cgroup_number(pidfd.as_fd()));
         if let Some(path) = number.and_then(|number| self.paths.get(&number)) {
@@ -60,7 +62,7 @@ mod tests {
         Sender { pid, uid: 0, gid: 0, pidfd }
     }
 
-    /// Makes cgroups where it may.
+    /// Makes cgroups if this process may.
     #[test]
     fn a_process_that_moves_is_seen_in_its_new_cgroup() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -93,7 +95,7 @@ mod tests {
         if s.pidfd.as_ref().and_then(|fd| cgroup_number(fd.as_fd())).is_none() && seen.len() < 5 {
             eprintln!("SKIPPED: the kernel tells no number");
         }
-        // A path that has another number is not kept.
+        // A path whose directory has another number is not cached.
         let mut wrong = Cgroups::default();
         assert!(!wrong.has_number("/", u64::MAX) && !wrong.has_number("/../..", 1));
     }

@@ -1,4 +1,4 @@
-//! `share` and `[[rule]]` of the configuration file: from text to [`Rules`].
+//! `share` and `[[rule]]` of the configuration file: turns their text into [`Rules`].
 //!
 //! Names are looked up once, when the file is read. Anything doubtful is an error: a rule that
 //! silently means something else is worse than a monitor that does not start.
@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use toml::Spanned;
 
-/// An error and where it is: a byte of the file.
+/// An error, and its position in the file in bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wrong {
     pub at: usize,
@@ -74,13 +74,14 @@ pub struct RawProgram {
     off: Option<bool>,
     zones: Option<bool>,
     spin: Option<bool>,
+    stdio: Option<bool>,
     channels: Field<i64>,
 }
 
-/// Reads them; `place` names one of the file.
+/// Reads the `[[program]]` entries. `place` turns a position in the file into text for messages.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first mistake.
 pub fn programs(raw: &[Spanned<RawProgram>], place: &dyn Fn(usize) -> String) -> Result<Vec<Program>, Wrong> {
     let mut list: Vec<Program> = Vec::new();
     for raw in raw {
@@ -103,6 +104,7 @@ fn program(at: usize, place: String, raw: &RawProgram) -> Result<Program, Wrong>
         off: raw.off == Some(true),
         no_zones: raw.zones == Some(false),
         no_spin: raw.spin == Some(false),
+        no_stdio: raw.stdio == Some(false),
         channels: given(&raw.channels, |at, n| match usize::try_from(*n) {
             Ok(n @ 1..) => Ok(n),
             _ => wrong(at, format!("channels {n}: it is 1 or more; off = true allows none")),
@@ -111,8 +113,8 @@ fn program(at: usize, place: String, raw: &RawProgram) -> Result<Program, Wrong>
     if p.exe.is_none() && p.unit.is_none() && p.cgroup.is_none() {
         return wrong(at, "a program is named by exe, unit or cgroup");
     }
-    if raw.off.is_none() && raw.zones.is_none() && raw.spin.is_none() && raw.channels.is_none() {
-        return wrong(at, "nothing is set: off, zones, spin or channels");
+    if [raw.off, raw.zones, raw.spin, raw.stdio].iter().all(Option::is_none) && raw.channels.is_none() {
+        return wrong(at, "nothing is set: off, zones, spin, stdio or channels");
     }
     Ok(p)
 }
@@ -124,10 +126,10 @@ fn unit(at: usize, unit: &str) -> Result<String, Wrong> {
     Ok(if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") })
 }
 
-/// Reads both. `line` turns a place in the file into a line number.
+/// Reads `share` and the rules. `line` turns a position in the file into a line number.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first mistake.
 pub fn rules(
     share: &[Spanned<RawShare>],
     rules: &[Spanned<RawRule>],
@@ -213,7 +215,7 @@ fn absolute(at: usize, path: &str) -> Result<&str, Wrong> {
     }
 }
 
-/// Of a Unix socket: a path, or `@` and the rest of an abstract name.
+/// The name of a Unix socket: a path, or `@` and the rest of an abstract name.
 fn unix_name(at: usize, name: &str) -> Result<String, Wrong> {
     match name.strip_prefix('@') {
         Some(rest) if !rest.is_empty() => Ok(name.to_owned()),
@@ -274,9 +276,9 @@ fn id(at: usize, kind: &str, name: &Name) -> Result<u32, Wrong> {
 
 fn look_up(kind: &str, name: &CString) -> Option<u32> {
     let mut buffer = vec![0 as libc::c_char; 64 * 1024];
-    // SAFETY: the structures are plain C data for which zero is valid; the buffer and all pointers
-    // live during the calls, which write no more than the length given; the result is looked at
-    // before the buffer goes.
+    // SAFETY: zeroed `group` and `passwd` are valid plain C data. The buffer and all pointers live
+    // during the calls, which write no more than the given length. The number is copied before the
+    // buffer is freed.
     unsafe {
         if kind == "group" {
             let (mut entry, mut found) = (std::mem::zeroed::<libc::group>(), std::ptr::null_mut());

@@ -1,67 +1,68 @@
 //! Whether the host has a policy that could refuse a connection between two of its processes.
 //!
-//! Not what the policy says: only the kernel can tell that, and its handshake does
-//! ([`super`]). Each question has the answer "no" on most hosts. docs/policy.md lists all of them.
+//! This module does not ask what the policy says: only the kernel knows, and its handshake shows
+//! it ([`super`]). On most hosts the answer to each question is "no". docs/policy.md lists all
+//! questions.
 
 use super::routing::Routing;
 use crate::broker::{found, Broker};
 use crate::modules;
-use crate::netlink::Netlink;
+use crate::sockdiag::SockDiag;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::RecvFlags;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What the kernel may refuse a connection by; in words, for the log.
+/// Why the kernel may refuse a connection, in words for the log.
 pub type Reason = &'static str;
 
 #[derive(Default)]
 pub struct HostPolicy {
     netfilter: Option<Netfilter>,
     routing: Option<Routing>,
-    /// Tells of changes of IPsec policies; `None` in it: it does not.
+    /// The socket that announces changes of IPsec policies; `Some(None)`: there is none.
     xfrm: Option<Option<OwnedFd>>,
-    sockets: Option<Netlink>,
-    /// Where the cgroup v2 hierarchy is mounted; looked up once.
+    sockets: Option<SockDiag>,
+    /// Where the cgroup v2 hierarchy is mounted. Looked up once.
     cgroups: Option<Option<PathBuf>>,
 }
 
-/// nf_tables: what there was at the last look, and the socket that tells of changes.
+/// nf_tables: the result of the last look, and the socket that announces changes.
 struct Netfilter {
     events: OwnedFd,
-    /// `None`: it has changed.
+    /// `None`: the rules have changed since.
     chains: Option<bool>,
 }
 
-/// The connection in question. Both ends are in the monitor's network namespace.
+/// The connection in question. Both its ends are in the monitor's network namespace.
 pub struct Question<'a> {
     pub ip: [u8; 16],
     pub port: u16,
     pub uid: u32,
     /// The client's socket.
     pub socket: BorrowedFd<'a>,
-    /// `None`: not known.
+    /// `None`: unknown.
     pub client_cgroup: Option<&'a str>,
     pub server_cgroups: Vec<Option<&'a str>>,
 }
 
-/// The result of a look.
+/// The result of a look at the host's policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     Nothing,
-    /// The kernel may refuse the connection, and its handshake shows whether it does.
+    /// The kernel may refuse the connection. Its handshake shows whether it does.
     MayRefuse(Reason),
-    /// A handshake does not show which listener has answered.
+    /// Another listener may answer than the one at this address. A handshake does not show which.
     MayLeadElsewhere(Reason),
 }
 
 const REDIRECTED: Seen = Seen::MayLeadElsewhere("BPF programs (sk_lookup) choose the listener");
 
 impl HostPolicy {
-    /// Why the kernel may refuse this connection. `Err`: we cannot look.
+    /// Why the kernel may refuse this connection. `Err`: the monitor cannot find out.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it cannot.
     pub fn look(&mut self, q: &Question<'_>, broker: &Broker) -> Result<Seen, Reason> {
         let unannounced = broker.has(q.socket);
         if unannounced.is_ok_and(|kinds| kinds & found::SK_LOOKUP != 0) {
@@ -86,7 +87,8 @@ impl HostPolicy {
         Ok(self.cgroup_programs(q, broker)?.map_or(Seen::Nothing, Seen::MayRefuse))
     }
 
-    /// The same for a connection of another network namespace, where only the handshake tells.
+    /// Like [`Self::look`], for another network namespace. There the monitor does not look for
+    /// policies: only the handshake tells.
     pub fn look_elsewhere(socket: BorrowedFd<'_>, broker: &Broker) -> Result<Seen, Reason> {
         match broker.has(socket) {
             Ok(kinds) if kinds & found::SK_LOOKUP != 0 => Ok(REDIRECTED),
@@ -94,14 +96,14 @@ impl HostPolicy {
         }
     }
 
-    /// The sockets to be watched, as far as there are any.
+    /// The sockets to be watched for changes, as far as they exist.
     pub fn events(&self) -> impl Iterator<Item = &OwnedFd> {
         let netfilter = self.netfilter.as_ref().map(|n| &n.events);
         let xfrm = self.xfrm.iter().flatten();
         netfilter.into_iter().chain(self.routing.as_ref().map(Routing::events)).chain(xfrm)
     }
 
-    /// One of them was readable. Whether something has changed.
+    /// Reads these sockets after one was readable. Returns whether something has changed.
     pub fn changed(&mut self) -> bool {
         let mut changed = self.routing.as_mut().is_some_and(Routing::changed);
         if let Some(n) = self.netfilter.as_mut().filter(|n| drain(&n.events)) {
@@ -120,7 +122,8 @@ impl HostPolicy {
     }
 
     fn netfilter(&mut self, broker: &Broker) -> Result<bool, Reason> {
-        // (What is asked for each time needs no event to be right, but clients keep the answer.)
+        // (The monitor asks for IPsec policies each time. But clients cache its answer, so changes
+        // must be announced to them.)
         self.xfrm.get_or_insert_with(|| broker.xfrm_events().ok());
         if self.netfilter.is_none() {
             if !modules::is_there("nf_tables") {
@@ -130,61 +133,35 @@ impl HostPolicy {
             let events = broker.rules().map_err(|_| CANNOT)?;
             self.netfilter = Some(Netfilter { events, chains: None });
         }
-        // (Always there now.)
+        // (It exists now in any case.)
         let Some(n) = &mut self.netfilter else { return Ok(false) };
         if n.chains.is_none() {
-            // An event that we have not read yet may be about what we are about to see; it costs
-            // one more look.
+            // An event may be waiting for a change that this look already sees. It only causes one
+            // more look.
             n.chains = Some(broker.has_chains().map_err(|_| "nf_tables does not answer")?);
         }
         Ok(n.chains == Some(true))
     }
 
-    /// Whether there is a socket at the other end of the connection between these two, on this
-    /// host and under this address. `None`: the kernel does not say.
+    /// See [`SockDiag::is_connected`].
     pub fn is_connected(&mut self, own: SocketAddr, peer: SocketAddr) -> Option<bool> {
         if self.sockets.is_none() {
-            self.sockets = Netlink::new(Some(rustix::net::netlink::SOCK_DIAG)).ok();
+            self.sockets = SockDiag::open().ok();
         }
-        const SOCK_DIAG_BY_FAMILY: u16 = 20;
-        const TCP_LISTEN: u8 = 10;
-        let raw = |ip: IpAddr| match ip {
-            IpAddr::V4(v4) => [&v4.octets()[..], &[0; 12]].concat(),
-            IpAddr::V6(v6) => v6.octets().to_vec(),
-        };
-        let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        // struct inet_diag_req_v2: all states; ports and addresses of the other end; no cookie.
-        let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
-        body.extend_from_slice(&u32::MAX.to_ne_bytes());
-        body.extend_from_slice(&peer.port().to_be_bytes());
-        body.extend_from_slice(&own.port().to_be_bytes());
-        body.extend_from_slice(&raw(peer.ip()));
-        body.extend_from_slice(&raw(own.ip()));
-        body.extend_from_slice(&[0; 4]);
-        body.extend_from_slice(&[0xff; 8]);
-        let mut found = false;
-        let answer = self.sockets.as_mut()?.ask(SOCK_DIAG_BY_FAMILY, false, &body, |_, body| {
-            // Without a connection the answer is the listener.
-            let dport = body.get(6..8).map(|b| u16::from_be_bytes([b[0], b[1]]));
-            found = body.get(1).is_some_and(|state| *state != TCP_LISTEN) && dport == Some(own.port());
-        });
-        match answer {
-            Ok(()) => Some(found),
-            Err(rustix::io::Errno::NOENT) => Some(false),
-            Err(_) => None,
-        }
+        self.sockets.as_mut()?.is_connected(own, peer)
     }
 
     fn cgroup_programs(&mut self, q: &Question<'_>, broker: &Broker) -> Result<Option<Reason>, Reason> {
         const UNKNOWN: Reason = "the programs of a cgroup cannot be asked for";
         let mount = self.cgroups.get_or_insert_with(|| fsocket_bpf::probe::cgroup2().ok());
-        // Without a mounted hierarchy nobody attaches anything here.
+        // Without a mounted hierarchy no process can attach programs to it.
         let Some(mount) = mount else { return Ok(None) };
         let client = (q.client_cgroup, &CONNECTING[..]);
-        // (In the client's everything has been asked for already.)
+        // (A server in the client's cgroup needs no question: the client's question includes the
+        // server's types.)
         let others = q.server_cgroups.iter().filter(|p| **p != q.client_cgroup);
         for (path, types) in std::iter::once(client).chain(others.map(|p| (*p, &SERVING[..]))) {
-            // (One outside our own cgroup namespace begins with "/..".)
+            // (The path of a cgroup outside of this cgroup namespace begins with "/..".)
             let path = path.filter(|p| !p.starts_with("/..")).ok_or(UNKNOWN)?;
             let dir = std::fs::File::open(mount.join(path.trim_start_matches('/'))).map_err(|_| UNKNOWN)?;
             if broker.has_programs(dir.as_fd(), types).ok_or(UNKNOWN)? {
@@ -195,12 +172,14 @@ impl HostPolicy {
     }
 }
 
-/// enum bpf_attach_type: ingress and egress of packets, programs of the socket's life (`sock_ops`).
+/// From `enum bpf_attach_type`: ingress and egress of packets, and programs that see events of a
+/// socket's life (`sock_ops`).
 const SERVING: [u32; 3] = [0, 1, 3];
-/// The same, and: making a socket; connect of IPv4 and IPv6.
+/// The same, and: making a socket, `connect` for IPv4 and for IPv6.
 const CONNECTING: [u32; 6] = [0, 1, 2, 3, 10, 11];
 
-/// Reads what is there; the text does not matter, nor that some is lost (ENOBUFS). Whether there was anything.
+/// Reads all waiting messages. Their content does not matter, nor that some are lost (ENOBUFS).
+/// Returns whether there were any.
 fn drain(events: &OwnedFd) -> bool {
     const DATAGRAMS: usize = 64;
     let mut scratch = [0u8; 8192];
@@ -216,11 +195,12 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    /// In a network namespace of its own, where there is no policy.
+    /// Runs `f` in a new network namespace, which has no policy.
     fn in_namespace<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
         std::thread::scope(|s| {
             let thread = s.spawn(|| {
-                // SAFETY: the thread ends with this closure.
+                // SAFETY: the call accesses no memory. Only this thread is changed, and the thread
+                // ends with the closure.
                 let alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
                 let run =
                     |args: &[&str]| std::process::Command::new("ip").args(args).status().is_ok_and(|s| s.success());
@@ -245,14 +225,14 @@ mod tests {
             let status = std::process::Command::new("ip").args(args.split(' ')).status();
             assert!(status.is_ok_and(|s| s.success()), "ip {args}");
         };
-        // One that remembers what it has seen.
+        // All looks use one value, to test its cache.
         let seen = in_namespace(|| {
             let mut host = HostPolicy { cgroups: Some(None), ..HostPolicy::default() };
             let mut look = |ip| look_by(&mut host, ip);
             let mut all = vec![look([127, 0, 0, 1]), look([192, 0, 2, 1])];
             ip("route add prohibit 127.0.0.9 table local");
             all.extend([look([127, 0, 0, 9]), look([127, 0, 0, 1])]);
-            // Behind the rule that finds local addresses it does not matter.
+            // A rule behind the one for local addresses has no effect.
             ip("rule add pref 10 to 127.0.0.1 prohibit");
             all.push(look([127, 0, 0, 1]));
             ip("rule add pref 20 lookup local");
@@ -266,7 +246,8 @@ mod tests {
         assert_eq!(seen, [false, true, true, false, false, true, false].map(Ok));
     }
 
-    /// Changes of the loopback device and of IPsec are seen, and told by events. Changes of other devices are no event.
+    /// Changes of the loopback device and of IPsec must be seen and announced. Changes of other
+    /// devices must not be announced.
     #[test]
     fn changes_of_the_loopback_device_are_seen() {
         let run = |line: &str| {
@@ -295,7 +276,7 @@ mod tests {
                 for command in [policy, undo] {
                     host.changed();
                     run(command);
-                    // (Of the default nobody tells.)
+                    // (The kernel does not announce changes of the default.)
                     let told = host.changed() || command.contains("setdefault");
                     all.push((command, look_by(&mut host, [127, 0, 0, 1]), told));
                 }

@@ -1,4 +1,4 @@
-//! What the kernel says of a process that asks us for something.
+//! The kernel's facts about a process that sends a request.
 
 use super::cgroups::Cgroups;
 use super::rules::Party;
@@ -9,7 +9,7 @@ use rustix::fd::AsFd;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
-/// What can be read of a process.
+/// Which optional facts about a process to read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted {
     pub exe: bool,
@@ -17,7 +17,8 @@ pub struct Wanted {
 }
 
 impl Sender {
-    /// Calls `read` with the process's directory in /proc; `None` if it ended before that was done.
+    /// Calls `read` with the process's directory in /proc. `None` if the process ended before
+    /// `read` was done.
     pub(super) fn of_live<T>(&self, read: impl FnOnce(PathBuf) -> Option<T>) -> Option<T> {
         if self.pid == 0 {
             return None;
@@ -27,11 +28,11 @@ impl Sender {
         is_alive(pidfd.as_fd()).then_some(value)
     }
 
-    /// What rules ask of it. The executable changes only by `exec`, but it is no proof: its user may
-    /// run the same file with other code preloaded, or trace it. A process leaves its cgroup only
-    /// with the right to write to both.
+    /// The facts about a process that rules ask for. The executable changes only by `exec`. But it
+    /// is no proof: the user of the process may preload other code into it, or trace it. A process
+    /// leaves its cgroup only with the right to write to both cgroups.
     pub fn party(&self, wanted: Wanted, broker: &Broker, cgroups: &mut Cgroups) -> Party {
-        // (Another user's takes a privilege.)
+        // (Only a privileged process may read the executable of another user's process.)
         let exe = || self.of_live(|_| broker.exe(self.pid, self.pidfd.as_ref().map(AsFd::as_fd)));
         Party {
             uid: self.uid,
@@ -41,13 +42,14 @@ impl Sender {
         }
     }
 
-    /// A number for the rights that the kernel shows, by the same rule as the class that the library computes
-    /// (`fsocket_runtime::rights`). 0: unreadable.
+    /// A number for the rights that the kernel shows. The library computes its class by the same
+    /// rule (`fsocket_runtime::rights`). 0: unreadable.
     pub fn rights(&self) -> u64 {
         self.of_live(|proc| Some(rights(&read(&proc.join("status"))?))).unwrap_or(0)
     }
 
-    /// How the kernel may keep it from more than us. Unreadable is very much. `labels`: of [`labels`].
+    /// The restrictions of the process. If they are unreadable, the strictest are assumed.
+    /// `labels`: the result of [`labels`].
     pub fn restraint(&self, labels: bool) -> Restraint {
         self.of_live(|proc| {
             let status = read(&proc.join("status"))?;
@@ -58,15 +60,15 @@ impl Sender {
     }
 }
 
-/// What a process has set on itself or inherited, and cannot take off.
+/// Restrictions that a process has set on itself or inherited. It cannot remove them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restraint {
-    /// Without it nobody but a privileged process can have Landlock rules: the kernel shows
-    /// those of no process.
+    /// Without a privilege, only processes with this flag can have Landlock rules. The kernel does
+    /// not show those rules, so the flag stands for them.
     pub no_new_privs: bool,
-    /// Filters of system calls.
+    /// Number of filters of system calls (seccomp).
     pub filters: u32,
-    /// By AppArmor or SELinux.
+    /// Whether AppArmor or SELinux confines the process.
     pub confined: bool,
 }
 
@@ -78,28 +80,29 @@ impl Restraint {
         let label = label.trim_end_matches(['\0', '\n']);
         Restraint {
             no_new_privs: number("NoNewPrivs") != Some(0),
-            // The number of filters is there since 5.9; the mode says less.
+            // The number of filters exists since Linux 5.9. Before, there is only the mode, which
+            // is 0 without filters.
             filters: number("Seccomp_filters").or(number("Seccomp")).unwrap_or(u32::MAX),
             // "unconfined" (AppArmor), "…:unconfined_t:…" (SELinux); Smack's usual label is "_".
             confined: !label.is_empty() && label != "_" && !label.contains("unconfined"),
         }
     }
 
-    /// Of this process.
+    /// The restrictions of this process.
     pub fn own() -> Restraint {
         Sender { pid: std::process::id(), uid: 0, gid: 0, pidfd: None }.restraint(true)
     }
 
-    /// Whether the kernel may refuse the process what it does not refuse this monitor. Filters are
-    /// inherited and never taken off: a monitor in a container has those of the container, and so
-    /// has everything that it serves there.
+    /// Whether the kernel may refuse to this process something that it allows to the monitor.
+    /// Filters are inherited and never removed. So a monitor in a container has the container's
+    /// filters, and so has each process that it serves there.
     pub fn is_more_than(&self, own: &Restraint) -> bool {
         self.no_new_privs || self.filters > own.filters || self.confined && !own.confined
     }
 }
 
-/// Whether a security module gives processes labels. The kernel has all its modules from its start on; without such a one
-/// it answers EINVAL for each process.
+/// Whether a security module gives labels to processes. The modules are fixed when the kernel
+/// starts. Without a labelling module, reading the label of any process fails with EINVAL.
 pub fn labels() -> bool {
     let label = std::fs::File::open("/proc/self/attr/current");
     let read = label.and_then(|file| Ok(rustix::io::read(file, &mut [0u8; 1])?));
@@ -111,7 +114,7 @@ fn rights(status: &str) -> u64 {
     const CAP_SETUID: u64 = 7;
     let line = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or_default();
     let caps = u64::from_str_radix(line("CapPrm:").trim(), 16).unwrap_or(0);
-    // Real, effective and saved number. (That for files is not told apart.)
+    // Real, effective and saved number. (The number for file access is left out.)
     let three = |name| line(name).split_whitespace().take(3).collect::<Vec<_>>();
     let users = (caps >> CAP_SETUID & 1 == 0).then(|| three("Uid:"));
     let groups = (caps >> CAP_SETGID & 1 == 0).then(|| (three("Gid:"), line("Groups:")));
@@ -170,7 +173,8 @@ mod tests {
             of(ids, ids, "7 9", "0000000000001000"),
         ];
         assert!(others.iter().all(|other| *other != one && *other != 0));
-        // With the right to become any user and to have any group these say nothing.
+        // A process that may become any user and have any group can change these numbers, so they
+        // do not count.
         let all = "000001ffffffffff";
         assert_eq!(of(ids, ids, "7", all), of("0\t7\t0\t0", "0\t0\t0\t0", "", all));
         let me = Sender { pid: std::process::id(), ..Sender::default() };

@@ -1,12 +1,13 @@
-//! `[[program]]` of the configuration file: what a program does other than the default.
+//! `[[program]]` of the configuration file: programs for which something differs from the default.
 
 use super::rules::{is_below, is_in_unit, Party};
 use std::path::PathBuf;
 
-/// Conditions, all of which hold, and what follows. The first that fits counts.
+/// Conditions, which must all hold, and the settings that follow. The first entry that fits a
+/// process counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// FILE:LINE.
+    /// FILE:LINE of the entry.
     pub place: String,
     pub exe: Option<PathBuf>,
     pub unit: Option<String>,
@@ -14,16 +15,17 @@ pub struct Program {
     pub off: bool,
     pub no_zones: bool,
     pub no_spin: bool,
-    /// Channels of a process at most.
+    pub no_stdio: bool,
+    /// The most channels that a process may have.
     pub channels: Option<usize>,
 }
 
-/// The longest name that the kernel keeps of a program.
+/// The longest program name that the kernel stores.
 const NAME: usize = 15;
 
 impl Program {
-    /// `name`: of the program, as it says. Its executable may not be readable for us; nothing but the program's own
-    /// speed depends on it.
+    /// `name`: the program's name, as it tells itself. It is compared if the monitor cannot read
+    /// the executable. A false name can only change the program's own speed.
     fn fits(&self, party: &Party, name: &str) -> bool {
         let within = |f: &dyn Fn(&str) -> bool| party.cgroup.as_deref().is_some_and(f);
         let exe = |wanted: &PathBuf| match &party.exe {
@@ -35,7 +37,7 @@ impl Program {
             && self.cgroup.as_ref().is_none_or(|top| within(&|path| is_below(path, top)))
     }
 
-    /// Whether nothing is left for `later` behind this one.
+    /// Whether this entry matches everything that `later` matches.
     pub fn covers(&self, later: &Program) -> bool {
         fn wider<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
             a.is_none() || a == b
@@ -43,14 +45,15 @@ impl Program {
         wider(&self.exe, &later.exe) && wider(&self.unit, &later.unit) && wider(&self.cgroup, &later.cgroup)
     }
 
-    /// What the library is told ([`fsocket_proto::program`]).
+    /// The settings as bits for the library ([`fsocket_proto::program`]).
     pub fn bits(&self) -> u64 {
-        use fsocket_proto::program::{NO_SPIN, NO_ZONES};
-        (u64::from(self.no_zones) * NO_ZONES) | (u64::from(self.no_spin) * NO_SPIN)
+        use fsocket_proto::program::{NO_SPIN, NO_STDIO, NO_ZONES};
+        let bits = [(self.no_zones, NO_ZONES), (self.no_spin, NO_SPIN), (self.no_stdio, NO_STDIO)];
+        bits.into_iter().fold(0, |all, (set, bit)| if set { all | bit } else { all })
     }
 }
 
-/// The first of them that fits: its place in the list.
+/// The index of the first entry that fits.
 pub fn find(programs: &[Program], party: &Party, name: &str) -> Option<usize> {
     programs.iter().position(|p| p.fits(party, name))
 }

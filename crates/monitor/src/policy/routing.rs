@@ -1,7 +1,8 @@
-//! Routes, rules of routing, and the loopback device: what NETLINK_ROUTE says without a privilege.
+//! Routes, routing rules, and the loopback device: what NETLINK_ROUTE tells without a privilege.
 //!
-//! A connection within the host leaves and enters by the loopback device of its network namespace. A policy sits there
-//! if the device is down, has an XDP program, a queueing discipline, or filters.
+//! Packets of a connection within the host leave and enter by the loopback device of its network
+//! namespace. The device has a policy if it is down, or has an XDP program, a queueing discipline,
+//! or filters.
 
 use crate::address::is_v4;
 use crate::netlink::{self, attributes, kinds, put, u32_at, Netlink};
@@ -13,13 +14,13 @@ use rustix::net::RecvFlags;
 const RTA_UID: u16 = 25;
 const RTA_IP_PROTO: u16 = 27;
 const RTA_DPORT: u16 = 29;
-/// From linux/fib_rules.h; priority, suppressed prefixes (none), table, origin.
+/// From linux/fib_rules.h: priority, suppressed prefix lengths (none), table, origin.
 const FR_ACT_TO_TBL: u8 = 1;
 const FIB_RULE_INVERT: u32 = 2;
 const FRA_USUAL: [u16; 4] = [6, 14, 15, 21];
-/// The loopback device is the first of each network namespace.
+/// The loopback device has the first number in each network namespace.
 const LOOPBACK: u32 = 1;
-/// In place of a device: a block of filters that several devices share.
+/// Stands in place of a device for a block of filters that several devices share.
 const SHARED_BLOCK: u32 = u32::MAX;
 /// From linux/if_link.h.
 const IFLA_QDISC: u16 = 6;
@@ -29,29 +30,29 @@ const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 const IFLA_XDP_ATTACHED: u16 = 2;
 /// Parent of the disciplines "ingress" and "clsact".
 const TC_H_INGRESS: u32 = 0xffff_fff1;
-/// Datagrams that one look reads, at most. With more, something has changed in any case.
+/// The most datagrams that one look reads. If there are more, something has changed in any case.
 const DATAGRAMS: usize = 64;
 
-/// What was seen, and what tells of changes.
+/// The cached routing state, and the socket that announces changes.
 pub struct Routing {
     ask: Netlink,
     events: OwnedFd,
-    /// `None`: not looked since a change.
+    /// `None`: not read since the last change.
     seen: Option<Seen>,
 }
 
-/// Valid until the kernel tells of a change.
+/// Facts that hold until the kernel announces a change.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// Of [`local_first`].
+    /// The result of [`local_first`].
     local_first: bool,
-    /// Of [`has_filters`].
+    /// The result of [`has_filters`].
     has_filters: bool,
 }
 
 impl Routing {
     /// # Errors
-    /// Of the kernel.
+    /// Those of the kernel.
     pub fn new() -> Result<Routing, Errno> {
         let group = |n: libc::c_uint| 1 << (n - 1);
         let groups = group(libc::RTNLGRP_LINK)
@@ -63,12 +64,13 @@ impl Routing {
         Ok(Routing { ask: Netlink::new(None)?, events: netlink::socket(None, groups)?, seen: None })
     }
 
-    /// Readable when something has changed.
+    /// This socket is readable when something has changed.
     pub fn events(&self) -> &OwnedFd {
         &self.events
     }
 
-    /// Reads the events. Whether one of them may matter to connections within the host.
+    /// Reads the announcements. Returns whether one of them may matter to connections within the
+    /// host.
     pub fn changed(&mut self) -> bool {
         let mut scratch = [0u8; 8192];
         let mut matters = false;
@@ -76,7 +78,7 @@ impl Routing {
             match rustix::net::recv(&self.events, &mut scratch[..], RecvFlags::DONTWAIT) {
                 Ok((n, _)) => matters |= netlink::messages(&scratch[..n]).any(|(kind, body)| is_ours(kind, body)),
                 Err(Errno::AGAIN) => break,
-                // Some are lost.
+                // Some announcements were lost.
                 Err(_) => matters = true,
             }
         }
@@ -86,12 +88,13 @@ impl Routing {
         matters
     }
 
-    /// Why the kernel may refuse a connection to this place, of a socket of this user.
+    /// Why the kernel may refuse a connection of a socket of this user to this place.
     ///
     /// # Errors
     /// The kernel does not answer.
     pub fn look(&mut self, ip: &[u8; 16], port: u16, uid: u32) -> Result<Option<&'static str>, Errno> {
-        // The kernel has put an event here before the call returns that changes something.
+        // Events are read first. The kernel queues the event of a change before the call that
+        // makes the change returns.
         self.changed();
         let seen = match self.seen {
             Some(seen) => seen,
@@ -103,7 +106,8 @@ impl Routing {
         if seen.has_filters || !is_bare(&mut self.ask)? {
             return Ok(Some("the loopback device is down, or has programs, filters or queues"));
         }
-        // Rules before the one that finds local addresses may ask for more than is known of the connection.
+        // Rules before the one for local addresses may depend on facts about the connection that
+        // are unknown here.
         let leads_here = seen.local_first && self.leads_here(ip, port, uid);
         Ok((!leads_here).then_some("the route of the destination does not lead to this host"))
     }
@@ -126,21 +130,21 @@ impl Routing {
     }
 }
 
-/// Whether an event is about a rule, the loopback device, or the table of local addresses. (Others are frequent on
-/// hosts that route, and do not matter.)
+/// Whether an event is about a rule, the loopback device, or the table of local addresses. (Other
+/// events are frequent on routers, and do not matter.)
 fn is_ours(kind: u16, body: &[u8]) -> bool {
     let device = |at: usize| body.len() < at + 4 || [LOOPBACK, SHARED_BLOCK].contains(&u32_at(body, at));
     match kind {
         // struct rtmsg: the table is the fifth byte.
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => body.get(4) == Some(&libc::RT_TABLE_LOCAL),
-        // struct ifinfomsg and struct tcmsg have the device at the same place.
+        // `struct ifinfomsg` and `struct tcmsg` have the device at the same offset.
         _ if kind < libc::RTM_NEWADDR || (libc::RTM_NEWQDISC..=libc::RTM_GETTFILTER).contains(&kind) => device(4),
         _ => true,
     }
 }
 
-/// Whether the loopback device is up, without a program (XDP) and a queueing discipline. Asked for each time: of a program
-/// that is attached by a link of BPF the kernel tells nobody.
+/// Whether the loopback device is up, and has neither an XDP program nor a queueing discipline.
+/// Read each time, because the kernel does not announce a program that is attached by a BPF link.
 fn is_bare(ask: &mut Netlink) -> Result<bool, Errno> {
     // struct ifinfomsg: family, type, device, flags, mask.
     let mut body = vec![0u8; 16];
@@ -162,8 +166,9 @@ fn is_bare(ask: &mut Netlink) -> Result<bool, Errno> {
     Ok(bare)
 }
 
-/// Whether the loopback device has a place for filters ("clsact", "ingress"). One discipline cannot be asked for: the
-/// kernel tells everybody who listens to events, and not the one who asks.
+/// Whether the loopback device has a place for filters ("clsact", "ingress"). All disciplines are
+/// listed: the kernel sends the answer about a single one to all listeners for events, but not to
+/// the process that asks.
 fn has_filters(ask: &mut Netlink) -> Result<bool, Errno> {
     let mut found = false;
     // struct tcmsg: family, device, handle, parent, info.
@@ -174,8 +179,8 @@ fn has_filters(ask: &mut Netlink) -> Result<bool, Errno> {
     Ok(found)
 }
 
-/// Whether the first of the routing rules, of IPv4 and of IPv6, is the one that finds local
-/// addresses, for everything.
+/// Whether the first routing rule, for IPv4 and for IPv6, is the one that finds local addresses,
+/// and has no conditions.
 fn local_first(routes: &mut Netlink) -> Result<bool, Errno> {
     let (mut seen, mut plain) = (Vec::new(), true);
     // struct fib_rule_hdr: all families.
@@ -185,7 +190,7 @@ fn local_first(routes: &mut Netlink) -> Result<bool, Errno> {
         }
         if matches!(i32::from(body[0]), libc::AF_INET | libc::AF_INET6) {
             seen.push(body[0]);
-            // No destination, source, type of service; table "local", looked up, not inverted.
+            // Any destination, source and type of service; table "local"; action "look up".
             let local = body[1..8] == [0, 0, 0, libc::RT_TABLE_LOCAL, 0, 0, FR_ACT_TO_TBL];
             let inverted = u32_at(body, 8) & FIB_RULE_INVERT != 0;
             plain &= local && !inverted && kinds(&body[12..]).all(|k| FRA_USUAL.contains(&k));

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-/// What a rule says of a connection.
+/// The effect of a rule on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Over shared memory, without a look at the policy of the host.
@@ -17,7 +17,7 @@ pub enum Action {
     KernelFirst,
 }
 
-/// One end of a connection. What is `None` could not be read, or was not asked for.
+/// One end of a connection. A field is `None` if it could not be read, or was not needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Party {
     pub uid: u32,
@@ -62,7 +62,7 @@ impl Network {
     }
 }
 
-/// What a rule asks of one end; `None` is anything.
+/// Conditions of a rule for one end. `None` is anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct End {
     pub uid: Option<u32>,
@@ -122,18 +122,17 @@ pub fn is_below(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether a cgroup is in the unit of this name of the service manager. Above a unit there are
-/// slices only. Below `user.slice` and inside a unit other users make names as they like.
+/// Whether a cgroup is in the unit of this name of the service manager. A template (`db@.service`) stands for its instances.
+/// Above a unit there are slices only. Below `user.slice` and inside a unit other users make names as they like.
 pub fn is_in_unit(path: &str, unit: &str) -> bool {
-    for part in path.split('/').filter(|p| !p.is_empty()) {
-        if part == unit {
-            return true;
-        }
-        if part == "user.slice" || !part.ends_with(".slice") {
-            return false;
-        }
-    }
-    false
+    let template = unit.split_once('@').filter(|(_, suffix)| suffix.starts_with('.'));
+    let is_instance = |part: &str| {
+        let of = |(name, suffix)| part.strip_suffix(suffix)?.strip_prefix(name)?.strip_prefix('@');
+        template.and_then(of).is_some_and(|instance| !instance.is_empty())
+    };
+    let ends = |part: &&str| *part == unit || *part == "user.slice" || !part.ends_with(".slice");
+    let found = path.split('/').filter(|p| !p.is_empty()).find(ends);
+    found.is_some_and(|part| part == unit || is_instance(part))
 }
 
 /// One rule.
@@ -219,7 +218,7 @@ impl Member {
     }
 }
 
-/// What the configuration file says.
+/// The content of the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     pub share: Vec<Vec<Member>>,
@@ -249,7 +248,7 @@ impl Rules {
         a.uid == b.uid || self.share.iter().any(|line| in_line(line, a) && in_line(line, b))
     }
 
-    /// What the first rule that matches says. Where something could not be read, a rule that
+    /// The action of the first rule that matches. Where something could not be read, a rule that
     /// restricts matches, and one that allows does not.
     pub fn action(&self, client: &Party, server: &Party, to: &Destination) -> Option<Action> {
         let strict = |r: &&Rule| r.fits(client, server, to).unwrap_or(r.action != Action::Allow);
@@ -374,6 +373,11 @@ mod tests {
         assert!(is_in_unit("/system.slice/system-web.slice/nginx.service/worker", nginx));
         assert!(!is_in_unit("/user.slice/user-1000.slice/user@1000.service/app.slice/nginx.service", nginx));
         assert!(!is_in_unit("/user.slice/nginx.service", nginx));
+        assert!(is_in_unit("/system.slice/system-db.slice/db@15-main.service/x", "db@.service"));
+        for other in ["db.service", "mydb@1.service", "db@1.scope", "a.service/db@1.service"] {
+            assert!(!is_in_unit(&format!("/system.slice/{other}"), "db@.service"), "{other}");
+        }
+        assert!(!is_in_unit("/system.slice/db@2.service", "db@1.service"));
         assert!(!is_in_unit("/system.slice/other.service/nginx.service", nginx), "a delegated one");
         let p = Party { cgroup: Some("/system.slice/nginx.service".into()), ..user(33) };
         let r = Rules { share: vec![vec![Member::Unit(nginx.into()), Member::User(5)]], rules: vec![] };

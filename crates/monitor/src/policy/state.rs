@@ -1,4 +1,5 @@
-//! What is known of processes, and what they have shown.
+//! Facts about processes, and the connections by which they have proved that the kernel allows
+//! them.
 
 use super::cgroups::Cgroups;
 use super::kernel::HostPolicy;
@@ -10,24 +11,25 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// How long a handshake of the kernel's counts. Libraries ask again as often
-/// ([`fsocket_proto::ROUTE_SECS`]), so this is how long a policy that changes without an event
-/// goes unnoticed.
+/// How long a handshake of the kernel counts as proof. Libraries ask again after the same time
+/// ([`fsocket_proto::ROUTE_SECS`]). So a change of policy that the kernel does not announce goes
+/// unnoticed for this long.
 const WINDOW: Duration = Duration::from_secs(fsocket_proto::ROUTE_SECS);
-/// Of each kind, for one process.
+/// Proofs of each kind that are kept for one process.
 const PROOFS: usize = 64;
 
 pub type Place = ([u8; 16], u16);
 
-/// A destination, and what the kernel's policy may tell the client's socket by, as a number.
+/// A destination, and a hash of all properties by which the kernel's policy may tell this socket
+/// from others of the process.
 pub type Path = (Place, u64);
 
-/// What one process has shown.
+/// The proofs of one process.
 #[derive(Default)]
 pub struct Proofs {
-    /// Sockets that were unused when they were shown: where to, the socket's cookie.
+    /// Sockets that were unused when the process showed them: destination and the socket's cookie.
     pub unused: VecDeque<(Instant, Path, u64)>,
-    /// Destinations that the kernel has let it reach.
+    /// Destinations that the kernel has let the process reach.
     pub reached: VecDeque<(Instant, Path)>,
 }
 
@@ -46,14 +48,14 @@ impl Proofs {
 pub struct Policy {
     pub host: HostPolicy,
     pub own: Restraint,
-    /// Do processes have labels here?
+    /// Whether a security module gives labels to processes on this host.
     pub labels: bool,
     pub cgroups: Cgroups,
-    /// Of the message that is being handled.
+    /// The sender of the message that is being handled.
     pub sender: Option<Sender>,
     pub parties: HashMap<ConnId, Party>,
     pub proofs: HashMap<ConnId, Proofs>,
-    /// Sockets that tell of changes, in the event loop.
+    /// Sockets that announce changes and that the event loop watches.
     pub watched: BTreeSet<RawFd>,
 }
 
@@ -71,7 +73,7 @@ impl Policy {
         }
     }
 
-    /// A process is gone.
+    /// Forgets a process that has ended.
     pub fn leave(&mut self, id: ConnId) {
         self.parties.remove(&id);
         self.proofs.remove(&id);

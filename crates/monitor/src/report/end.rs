@@ -3,7 +3,6 @@
 use crate::ChannelId;
 use fsocket_abi::channel::SLOTS;
 use fsocket_abi::sock::{Place, Sock};
-use fsocket_sync::atomic::Ordering;
 
 /// One end of a connection, read once.
 pub(super) struct End {
@@ -17,13 +16,7 @@ pub(super) struct End {
 impl End {
     pub fn read(sock: &Sock) -> Option<End> {
         let Place { channel, slot, side } = sock.place();
-        let end = End {
-            channel,
-            slot,
-            side,
-            sent: sock.tx.bytes.load(Ordering::Relaxed),
-            received: sock.rx.bytes.load(Ordering::Relaxed),
-        };
+        let end = End { channel, slot, side, sent: sock.tx.bytes(), received: sock.rx.bytes() };
         (end.slot < SLOTS && end.side < 2).then_some(end)
     }
 }

@@ -1,4 +1,4 @@
-//! Connections that processes have open over shared memory, from their arenas.
+//! Connections that processes have open over shared memory, read from their arenas.
 
 use super::end::End;
 use crate::arenas::Arena;
@@ -10,12 +10,12 @@ use fsocket_abi::flags::FlagSet;
 use fsocket_proto::report;
 use std::collections::{HashMap, HashSet};
 
-/// Ends by process, and the connections behind which the kernel has an idle one.
+/// Open ends for each process, and connections that also have an idle kernel connection.
 #[derive(Default)]
 pub(super) struct Open {
-    /// By family and nonce.
+    /// Open ends, by family and nonce.
     processes: HashMap<(FamilyId, u64), report::Open>,
-    /// Channel and slot.
+    /// Connections with an idle kernel connection, by channel and slot.
     pub(super) idle_kernel: HashSet<(ChannelId, usize)>,
 }
 
@@ -25,7 +25,7 @@ impl Open {
         self.processes.get(&(process.family, process.nonce)).copied().unwrap_or_default()
     }
 
-    /// Looks at every socket in use of these families.
+    /// Reads every socket in use in these arenas.
     pub(super) fn look<'a>(
         arenas: impl Iterator<Item = &'a Arena>,
         shm: &Shm,

@@ -1,12 +1,13 @@
-//! Listeners that were closed without our being told.
+//! Listeners that were closed without a message.
 //!
-//! A process may close a listening socket past the library, and another service may have the port
-//! next. What a client was told of a listener holds until a socket with that port stops to listen,
-//! or begins to (it may be nearer): the kernel counts those in a page that clients map
-//! (`fsocket_bpf::closings`), and a client whose number is not the page's asks again. We then ask the
-//! kernel for that very socket, in its own network namespace.
+//! A process may close a listening socket with a system call that the library does not see, and
+//! another service may get the port next. So what a client knows about a listener is valid only
+//! until a socket with that port stops or starts listening. (A new one may fit the address
+//! better.) The kernel counts such events in a page that clients map (`fsocket_bpf::closings`). A
+//! client that finds another count in the page asks the monitor again. The monitor then asks the
+//! kernel whether that very socket still listens in its network namespace.
 //!
-//! A private monitor has no such page: what it says holds for `ROUTE_SECS`.
+//! A private monitor has no such page. Its answers are valid for `ROUTE_SECS`.
 
 use crate::broker::Broker;
 use crate::clients::Outgoing;
@@ -21,15 +22,16 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Network namespaces of others in which listeners are asked for; those in further ones are believed.
+/// The monitor checks listeners in at most this many other network namespaces. In further
+/// namespaces, the monitor assumes that known listeners still exist.
 const PLACES: usize = 256;
 
 #[derive(Default)]
 pub struct Closings {
     counts: Option<(Counts, Rc<ForeignFd>)>,
-    /// In the monitor's own network namespace.
+    /// For the monitor's own network namespace.
     own: Option<SockDiag>,
-    /// By network namespace; `None`: we may not enter it.
+    /// For other network namespaces; `None`: the monitor may not enter it.
     places: HashMap<u64, Option<SockDiag>>,
 }
 
@@ -41,10 +43,11 @@ impl Closings {
 }
 
 fn counts(broker: &Broker) -> Option<(Counts, Rc<ForeignFd>)> {
-    // Where everybody may load programs, one of them could write to a map that it was shown.
+    // If all users may load BPF programs, a client's program could write to the map behind the
+    // page.
     let everybody = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled");
     if everybody.is_ok_and(|v| v.trim() == "0") {
-        tracing::warn!("kernel.unprivileged_bpf_disabled is 0: listeners that are closed in secret are noticed late");
+        tracing::warn!("kernel.unprivileged_bpf_disabled is 0: listeners closed past the library are noticed late");
         return None;
     }
     let page = broker.closings().ok()?;
@@ -53,20 +56,22 @@ fn counts(broker: &Broker) -> Option<(Counts, Rc<ForeignFd>)> {
 }
 
 impl Closings {
-    /// The count of this port, for an answer to a client, which gets the page first if it has not got it.
+    /// The count of this port, for an answer to a client. If the client does not have the page
+    /// yet, it is sent before the answer.
     pub fn count_for(&mut self, ctx: &mut Context, id: ConnId, port: u16) -> u32 {
         let Some((counts, page)) = &self.counts else { return 0 };
         let count = counts.count(port);
         let fd = page.clone();
         if ctx.clients.get_mut(id).is_some_and(|c| !std::mem::replace(&mut c.has_closings, true)) {
-            // Read on the way to that answer, so not one to be counted.
+            // The client reads this message while it waits for the answer, so it does not count as
+            // unrequested.
             let out = Outgoing { unasked: false, ..Outgoing::with(notice::Closings {}, fd) };
             ctx.clients.send(id, out);
         }
         count
     }
 
-    /// Asks about the listeners of a network namespace. `place`: a TCP socket there.
+    /// A socket for questions about listeners in a network namespace. `place`: a TCP socket there.
     pub fn diag(&mut self, ctx: &Context, netns: u64, place: Option<BorrowedFd<'_>>) -> Option<&mut SockDiag> {
         let own = self.own.as_mut()?;
         if netns == ctx.netns {
@@ -83,7 +88,8 @@ impl Closings {
         places.get_mut(&netns)?.as_mut()
     }
 
-    /// No listener is there any more. Our socket would keep the namespace.
+    /// Closes the socket in a namespace that has no listener any more, because that socket would
+    /// keep the namespace alive.
     pub fn forget(&mut self, netns: u64) {
         self.places.remove(&netns);
     }

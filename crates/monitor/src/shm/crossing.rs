@@ -1,11 +1,12 @@
-//! Kernel connections between network namespaces that go over to shared memory.
+//! Moves kernel connections between network namespaces to shared memory.
 //!
-//! As in [`super::upgrade`], but their addresses may say nothing (bridges, translated addresses), or the
-//! same in several namespaces. The kernel's record says which two sockets are connected
-//! (`fsocket_bpf::pairs`); both ends are shown as descriptors. The handshake was the kernel's, so its policy has
-//! agreed; the administrator's rules are asked as for any channel. The kernel connection stays idle behind
-//! the descriptors: if a rule that comes later, or a link that goes down, ends it, the
-//! connection in shared memory ends with it. ADR 50.
+//! This works as in [`super::upgrade`], but addresses do not identify a connection here. They may
+//! be translated (bridges), or be the same in several namespaces. Instead, the kernel's record
+//! says which two sockets are connected (`fsocket_bpf::pairs`), and processes show both ends as
+//! descriptors. The kernel has made the handshake, so its policy allows the connection. The
+//! administrator's rules apply as for any channel. The kernel connection stays idle behind the
+//! descriptors. If a later rule or a lost link ends it, the connection in shared memory ends, too.
+//! ADR 50.
 
 use crate::answer::Answer;
 use crate::context::Context;
@@ -18,6 +19,7 @@ use crate::shm::upgrade::{destination_of, end_of, listener_at};
 use crate::shm::wake::close_side;
 use crate::{ConnId, ListenerId};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
+use fsocket_abi::path_switch::PeerStatus;
 use fsocket_proto::{answer, request};
 use fsocket_sync::atomic::Ordering;
 use rustix::event::epoll::{add, EventData, EventFlags};
@@ -27,29 +29,29 @@ use rustix::net::sockopt::socket_cookie;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Between two questions whether the record is there.
+/// Pause before the monitor asks again for a record that is still being loaded.
 const LOADING: Duration = Duration::from_millis(20);
 
-/// The other end of a connection, as it was offered.
+/// The other end of a connection, which its process has offered.
 struct Offered {
     own: u64,
     other: u64,
     by: ConnId,
     name: u64,
     listener: ListenerId,
-    /// Where the opener has connected to.
+    /// The destination of the process that opened the connection.
     to: SocketAddr,
 }
 
-/// Where a socket has connected to, for the rules.
+/// The destination of a socket, for the rules.
 fn seen_from(ctx: &Context, socket: BorrowedFd<'_>, to: SocketAddr) -> Destination<'static> {
     let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(socket) } else { None };
     Destination::Inet(Inet { netns, ..destination_of(to) })
 }
 
 impl Shm {
-    /// A process has come over this control socket. The first one in another network namespace is
-    /// when connections begin to be recorded: where there is none nothing is paid.
+    /// Handles a new client with this control socket. The record is started for the first client
+    /// in another network namespace, so that hosts without containers pay nothing.
     pub fn came_from(&mut self, ctx: &Context, control: BorrowedFd<'_>) {
         let is_elsewhere = descriptor::netns_cookie(control).is_ok_and(|netns| netns != ctx.netns);
         if !is_elsewhere || std::mem::replace(&mut self.pairs.asked, true) {
@@ -77,8 +79,8 @@ impl Shm {
         }
     }
 
-    /// Notes the accepted end of a connection. EXDEV: the other one is on another host. ENOENT: no listener of the
-    /// process's is known to have accepted it.
+    /// Notes the accepted end of a connection, which a process offers. EXDEV: the other end is on
+    /// another host. ENOENT: no known listener of the process can have accepted it.
     pub fn offer_pair(
         &mut self,
         ctx: &Context,
@@ -95,7 +97,8 @@ impl Shm {
         record.peer_of(cookie).ok_or(Errno::XDEV)?;
         let works = &ctx.clients.get(id).ok_or(Errno::BADF)?.works;
         let listener = listener_at(&self.listeners, works, &end).ok_or(Errno::NOENT)?;
-        // Now: when it goes over only the other end is shown.
+        // The kernel watches this socket from now on: when the connection moves, only the other
+        // end is shown.
         record.watch(fd);
         self.pairs.offers.add(cookie, id, (name, listener));
         Ok(())
@@ -107,13 +110,14 @@ impl Shm {
         let other = self.pairs.record.as_ref().and_then(|record| record.peer_of(own)).ok_or(Errno::XDEV)?;
         let (by, (name, listener)) = self.pairs.offers.get(&other).ok_or(Errno::NOENT)?;
         if by == id {
-            // Nobody is there to answer while it asks.
+            // Both ends are in one process, which cannot answer while it waits for this request.
             return Err(Errno::XDEV);
         }
         Ok(Offered { own, other, by, name, listener, to })
     }
 
-    /// The other end, in the same network namespace, of a process that has received it from another one.
+    /// Finds the other end in the same network namespace. A process has offered that end after
+    /// receiving the socket from another process.
     fn offered_here(
         &mut self,
         ctx: &Context,
@@ -153,8 +157,8 @@ impl Shm {
         self.channel_to(ctx, id, listener, None).map(|(answer, fd)| (answer.into(), fd))
     }
 
-    /// Whether the process `id` may have this very connection, which `by` has, in a channel to `listener`. Asked for each
-    /// connection: a channel is no permission.
+    /// Whether process `id` may have this connection, whose other end process `by` has, in a
+    /// channel to `listener`. Checked for each connection: having a channel is no permission.
     pub fn judge_pair(
         &self,
         ctx: &mut Context,
@@ -171,7 +175,7 @@ impl Shm {
             return Err(Errno::ACCESS);
         }
         let party = ctx.note_party(id, true)?;
-        // The channel is also its workers'.
+        // The workers map the channel, too, so the rules must allow them as well.
         let workers = self.listeners.get(listener).into_iter().flat_map(|l| l.accepting());
         for server in workers.chain([by]) {
             ctx.may_pair(&party, server, to)?;
@@ -179,8 +183,8 @@ impl Shm {
         Ok(())
     }
 
-    /// [`request::Upgrade`] after [`Shm::meet`], perhaps of another connection to the same listener. Returns the patience
-    /// that its client needs.
+    /// [`request::Upgrade`] after [`Shm::meet`], perhaps for another connection to the same
+    /// listener. Returns how long the client should wait for the other side.
     pub fn upgrade_pair(
         &mut self,
         ctx: &mut Context,
@@ -201,7 +205,7 @@ impl Shm {
         if !ch.is_party(SERVER, other_family) {
             return Err(Errno::NOENT);
         }
-        // Time may have gone by since MEET, or that was for another connection.
+        // Checked again: time may have passed since MEET, or MEET was about another connection.
         let to = seen_from(ctx, fd, there.to);
         match self.judge_pair(ctx, id, there.listener, there.by, &to) {
             Err(Errno::PERM | Errno::ACCESS) => return Err(Errno::XDEV),
@@ -216,20 +220,20 @@ impl Shm {
         Ok(0)
     }
 
-    /// The kernel has ended connections whose bytes go through shared memory: they end there, too.
+    /// Ends connections in shared memory whose idle kernel connection the kernel has ended.
     pub fn pairs_ended(&mut self, ctx: &Context) {
         for ((channel, slot), generation) in self.pairs.ended() {
             let Some(ch) = self.channels.get(channel) else { continue };
             let control = ch.mem.slot(slot);
-            let status_of = |side: usize| control.dir[side].prod.status.load(Ordering::Acquire);
-            let is_back = (status_of(CLIENT) | status_of(SERVER)) & (status::MIGRATING | status::MIGRATED) != 0;
+            let is_back = control.dir.iter().any(|dir| PeerStatus::look(&dir.prod).has_begun_to_move());
             let is_that = control.generation.load(Ordering::Relaxed) == generation
                 && control.state.load(Ordering::Acquire) == slot_state::ESTABLISHED;
             if !is_that || is_back {
                 continue;
             }
-            tracing::debug!(channel, slot, "the kernel has ended a connection that had gone over");
-            // Both before either wakes: a side that closes at once must not look as if it had closed first.
+            tracing::debug!(channel, slot, "the kernel has ended a connection that had moved to shared memory");
+            // Both sides are marked before either wakes. Otherwise a side that closes at once
+            // would look as if it had closed first.
             for side in [CLIENT, SERVER] {
                 control.dir[side].prod.status.fetch_or(status::RST, Ordering::Release);
             }

@@ -1,13 +1,14 @@
-//! Connections over shared memory go to workers that have time.
+//! Leads connections over shared memory to workers that have CPU time left.
 //!
-//! Which worker a connection goes to the client decides alone, from what it sees in its
-//! channel: who waits, whose queue is long. What it cannot see is said here, as flow groups do
-//! for the kernel's path: a worker on a CPU that has no time left gets none while another's
-//! has, also if the scheduler would run it at once, for the other work there pays. And who
-//! sleeps is woken for a queue at which its worker does not look.
+//! The client alone decides to which worker a connection goes. It sees in its channel which
+//! workers sleep and how long the queues are. The monitor adds what the client cannot see, as flow
+//! groups do for kernel connections. A worker whose CPU is busy gets no connection while another
+//! CPU has time. This holds even if the scheduler would run the worker at once, because other work
+//! on that CPU would be delayed. The monitor also wakes a sleeping worker if connections wait in a
+//! queue whose own worker does not look.
 //!
-//! While nothing comes in a channel it is not looked at: its client says when that is over. Where one process alone
-//! accepts there is nothing to decide, and its client says nothing.
+//! The monitor looks only at channels with new connections: the client says when one comes. If
+//! only one process accepts, there is nothing to decide, and the client says nothing.
 
 use crate::context::Context;
 use crate::knobs::Knobs;
@@ -23,14 +24,14 @@ use fsocket_sync::{atomic::Ordering, idle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// What is known of where connections over shared memory go.
+/// State of the distribution of connections over shared memory.
 #[derive(Default)]
 pub struct Dispatch {
-    /// When channels are looked at next.
+    /// When to look at channels next.
     pub next: Option<Instant>,
-    /// Those in which something comes.
+    /// Channels with new connections.
     awake: BTreeMap<ChannelId, Awake>,
-    /// By listener: workers on CPUs without time.
+    /// Workers on busy CPUs, as a bit mask for each listener.
     avoid: BTreeMap<ListenerId, u64>,
 }
 
@@ -41,11 +42,11 @@ struct Seen {
     ends: BTreeMap<usize, (u32, u32)>,
 }
 
-/// What is known of a channel that is looked at.
+/// State of a channel that is looked at.
 #[derive(Debug, Default)]
 struct Awake {
     seen: Seen,
-    /// Looks in a row that found something stuck.
+    /// Number of successive looks that found a stuck queue.
     stuck: u32,
 }
 
@@ -62,13 +63,15 @@ impl Seen {
         self.ends.values().all(|(head, tail)| head == tail)
     }
 
-    /// Something has waited since then, and nobody has looked.
+    /// Whether a connection has waited since the look `before`, and no worker has taken any from
+    /// its queue.
     fn is_stuck_since(&self, before: &Seen) -> bool {
         self.ends.iter().any(|(q, (head, _))| before.ends.get(q).is_some_and(|(h, t)| h != t && head == h))
     }
 }
 
-/// Whom to avoid, from whom that was and on which CPU each is; None: on any.
+/// Workers to avoid. `was`: the former set. `cpus`: each worker with its CPU; `None`: it may run
+/// on any.
 fn avoid(was: u64, cpus: &[(usize, Option<u32>)], spare: &Spare) -> u64 {
     let which = |is: &dyn Fn(u32) -> bool, unpinned: bool| {
         let of = cpus.iter().filter(|(_, cpu)| cpu.map_or(unpinned, is));
@@ -77,11 +80,11 @@ fn avoid(was: u64, cpus: &[(usize, Option<u32>)], spare: &Spare) -> u64 {
     let idle = which(&|cpu| spare.idle.contains(&cpu), !spare.idle.is_empty());
     let full = which(&|cpu| spare.full.contains(&cpu), false);
     let all = which(&|_| true, true);
-    // Its time is back when a fifth of the CPU's is idle, as for flow groups.
+    // An avoided worker is used again when a fifth of its CPU is idle, as for flow groups.
     let still = was & all & !idle;
     let new = if idle & !still == 0 { 0 } else { full };
     let mask = still | new;
-    // Where nobody else has time either they are alike.
+    // If no other worker has time either, none is avoided.
     if all & !mask & !full == 0 {
         0
     } else {
@@ -90,7 +93,7 @@ fn avoid(was: u64, cpus: &[(usize, Option<u32>)], spare: &Spare) -> u64 {
 }
 
 impl Dispatch {
-    /// Connections may come in a channel.
+    /// Looks at this channel from now on, because new connections may come.
     pub fn arrives(&mut self, channel: ChannelId, knobs: &Knobs) {
         if knobs.off {
             return;
@@ -104,7 +107,7 @@ impl Dispatch {
         self.awake.contains_key(&channel)
     }
 
-    /// Looks at the channels if it is time. Those whose protocol is broken.
+    /// Looks at the channels if it is time. Returns those whose protocol is broken.
     pub fn look_if_due(
         &mut self,
         ctx: &Context,
@@ -128,8 +131,8 @@ impl Dispatch {
             }
             let seen = Seen::now(&ch.mem);
             match seen.is_stuck_since(before) {
-                // A worker may be stopped, or the client has put something where nobody looks: after the
-                // first times seldomer and seldomer.
+                // A worker may be stopped, or the client has put the connection where no worker
+                // looks. The wake-ups become rarer while this lasts.
                 true => {
                     *stuck = stuck.saturating_add(1);
                     if stuck.is_power_of_two() {
@@ -141,7 +144,7 @@ impl Dispatch {
             let quiet = seen == *before && seen.is_empty();
             *before = seen;
             if quiet {
-                // Nobody looks after it from now on.
+                // From now on the monitor would not update this value.
                 ch.mem.set_avoid(0);
             }
             let is_shared = listeners.get(ch.listener).is_some_and(|l| l.is_shared);
@@ -190,7 +193,7 @@ impl Dispatch {
     }
 }
 
-/// The one CPU that a process may run on.
+/// The CPU to which a process is pinned.
 fn pinned(pid: u32) -> Option<u32> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
     let set = rustix::thread::sched_getaffinity(Some(pid)).ok()?;
@@ -229,7 +232,7 @@ mod tests {
         let two = [(0, None), (3, Some(1))];
         assert_eq!(avoid(0, &two, &spare(&[0], &[1])), 0b1000);
         assert_eq!(avoid(0, &two, &spare(&[], &[1])), 0);
-        // A number that somebody else had.
+        // The former set has the number of a worker that has ended.
         assert_eq!(avoid(0b100, &two, &spare(&[0], &[])), 0);
     }
 

@@ -1,4 +1,5 @@
-//! Channels in which a side breaks the protocol end, and that side gets no new one for a while (ADR 37).
+//! If one side of a channel breaks the protocol, the channel ends. That side gets no new channel
+//! for a while (ADR 37).
 
 use crate::shm::channels::ChannelMem;
 use crate::{limits, ConnId, ListenerId};
@@ -7,12 +8,13 @@ use fsocket_sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// A party that gets no channel to a listener.
+/// The party that gets no channel to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whom {
-    /// Each process of a user: one that breaks the protocol can fork.
+    /// All processes of a user: a process that breaks the protocol could fork and try again.
     User(u32),
-    /// A client that says the listener's side broke it; it speaks for itself only.
+    /// A client that accuses the listener's side. The accusation counts only for the client
+    /// itself.
     Process(ConnId),
 }
 
@@ -28,7 +30,7 @@ impl Distrust {
         self.until.insert((listener, whom), now + limits::DISTRUST);
     }
 
-    /// Is this process to use the kernel?
+    /// Whether this process must use the kernel for this listener.
     pub fn refuses(&self, listener: ListenerId, uid: u32, process: ConnId) -> bool {
         let now = Instant::now();
         let whom = [Whom::User(uid), Whom::Process(process)];
@@ -36,12 +38,12 @@ impl Distrust {
     }
 }
 
-/// Does a queue say of itself what no client lets it? Its client is then the one to blame: a worker
-/// takes what is there, one after the other.
+/// Whether the positions of a queue have values that an honest client cannot have written. The
+/// client is to blame, because workers only take entries one by one.
 pub fn is_nonsense(mem: &ChannelMem, q: usize) -> bool {
     let queue = mem.queue(q);
     let head = queue.head.load(Ordering::Acquire);
     let tail = queue.tail.load(Ordering::Acquire);
-    // A worker may have gone on between the two.
+    // (Loaded again: a worker may have moved the head between the two loads.)
     tail.wrapping_sub(head) > SYN_CAP as u32 && queue.head.load(Ordering::Acquire) == head
 }

@@ -1,42 +1,44 @@
-//! Ends of processes that take long, and what is done seldom as it does.
+//! Removes processes that have ended, in pieces; and limits slow work.
 //!
-//! A process can have 65,536 sockets in shared memory. They are looked at in pieces, in its user's turns:
-//! the end of a process with many makes others wait no longer than a flood of requests does.
+//! A process can have 65,536 sockets in shared memory. The monitor handles them in pieces, in the
+//! turns of the process's user. So the end of a large process delays others no more than a flood
+//! of requests does.
 
 use crate::arenas::{Arena, ArenaMem};
 use crate::clients::Client;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::sock::Place;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// A process that is gone.
+/// A process that has ended and is being removed.
 pub struct Ending {
     pub id: ConnId,
     pub client: Client,
     pub steps: VecDeque<Step>,
-    /// Number of the socket at which the first step goes on.
+    /// The socket at which the first step goes on.
     pub at: usize,
-    /// Those arenas are among the steps that nobody has any more.
+    /// `steps` includes those for arenas that no other process uses.
     pub has_left: bool,
-    /// The first of the channels that it has not left yet.
+    /// The first channel that the process has not left yet.
     pub channel: ChannelId,
-    /// Nobody offers it anything, and it works for no listener.
+    /// The process gets no more offers and accepts for no listener.
     pub has_stopped: bool,
-    /// Ends of connections that open sockets of such an arena name, and that nobody holds.
+    /// Ends of connections that are open in such an arena although no process holds them.
     pub loose: HashSet<Place>,
 }
 
-/// For each socket of an arena.
+/// One pass over the sockets of an arena.
 pub enum Step {
-    /// The process no longer holds it.
+    /// Notes for each socket that the process does not hold it any more.
     Leave(Rc<ArenaMem>),
-    /// Nobody has this arena any more: it is closed if it is held, and else loose.
+    /// No process uses this arena any more: closes the sockets that were held, and notes the
+    /// others as loose.
     Close(Rc<Arena>),
-    /// Somebody else has what it names: that is not loose.
+    /// An end that another arena's socket also names is not loose.
     Compare(Rc<ArenaMem>),
-    /// It is closed if it is loose.
+    /// Closes the sockets that are still loose.
     Loose(Rc<Arena>),
 }
 
@@ -56,36 +58,7 @@ impl Ending {
     }
 }
 
-/// What is left of ends, by user.
-#[derive(Default)]
-pub struct Endings(BTreeMap<u32, VecDeque<Ending>>);
-
-impl Endings {
-    pub fn users(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.keys().copied()
-    }
-    pub fn has(&self, uid: u32) -> bool {
-        self.0.contains_key(&uid)
-    }
-    pub fn take(&mut self, uid: u32) -> Option<Ending> {
-        let waiting = self.0.get_mut(&uid)?;
-        let first = waiting.pop_front();
-        if waiting.is_empty() {
-            self.0.remove(&uid);
-        }
-        first
-    }
-    /// It goes on with the user's next turn.
-    pub fn put_back(&mut self, ending: Ending) {
-        self.0.entry(ending.client.uid).or_default().push_front(ending);
-    }
-    /// Behind the user's others.
-    pub fn add(&mut self, ending: Ending) {
-        self.0.entry(ending.client.uid).or_default().push_back(ending);
-    }
-}
-
-/// What takes long is done once for twenty times as long as it took.
+/// Limits slow work: after each time, the work rests for twenty times as long as it took.
 #[derive(Default)]
 pub struct Seldom(Option<Instant>);
 
@@ -93,11 +66,11 @@ impl Seldom {
     const LONG: Duration = Duration::from_millis(5);
     const TIMES: u32 = 20;
 
-    /// When it may be done again, if not now.
+    /// When the work may be done next, if not now.
     pub fn not_before(&self) -> Option<Instant> {
         self.0.filter(|at| *at > Instant::now())
     }
-    /// It was done; it began then.
+    /// Notes that the work, begun at this time, is done.
     pub fn was_done(&mut self, began: Instant) {
         let took = began.elapsed();
         self.0 = (took > Self::LONG).then(|| Instant::now() + took * Self::TIMES);
@@ -117,7 +90,7 @@ mod tests {
         let began = Instant::now() - Duration::from_secs(1);
         s.was_done(began);
         let (until, took) = (s.not_before().unwrap(), began.elapsed());
-        // Twenty times what it took, which was between a second and `took`.
+        // The pause is twenty times the duration, which was between one second and `took`.
         assert!(until >= began + Duration::from_secs(21) && until <= began + took * 21, "{:?}", until - began);
     }
 }

@@ -1,5 +1,5 @@
-//! Whether a connection over shared memory has an address, so that the kernel would refuse it to another
-//! socket.
+//! Finds out whether a connection over shared memory uses an address. The kernel would refuse such
+//! an address to another socket.
 
 use crate::address::{V4_ANY, V6_ANY};
 use crate::answer::Answer;
@@ -17,14 +17,14 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::time::Instant;
 
-/// An answer to IN_USE, or where the look goes on in the user's next turn.
+/// The answer to IN_USE, or where the search goes on in the user's next turn.
 pub enum Looked {
     Done(Answer<answer::InUse>),
     Later(ForeignFd, ChannelId),
 }
 
 impl Shm {
-    /// [`request::InUse`]. `from`: the first channel that has not been looked at.
+    /// [`request::InUse`]. `from`: the first channel that was not searched yet.
     pub fn in_use(&self, msg: request::InUse, fd: Option<ForeignFd>, from: ChannelId) -> Looked {
         let Some(fd) = fd else { return Looked::Done(Err(Errno::BADF)) };
         match self.look(msg, fd.as_fd(), from) {
@@ -34,7 +34,8 @@ impl Shm {
         }
     }
 
-    /// For a turn. The channel at which it goes on; none: the address is free.
+    /// Searches for the duration of one turn. Returns the channel at which to go on; `None`: the
+    /// address is free.
     fn look(&self, msg: request::InUse, fd: BorrowedFd<'_>, from: ChannelId) -> Result<Option<ChannelId>, Errno> {
         let began = Instant::now();
         let netns = descriptor::netns_cookie(fd)?;
@@ -71,12 +72,13 @@ impl Shm {
     }
 }
 
-/// What a slot says of a connection that one side has not closed. The clients write that, and it may be wrong. It
-/// counts for ports of the channel and addresses of its listener only: a connection of the kernel's could hold those, too.
+/// The state of a slot whose connection is still open on one side. Processes write it, so it may
+/// be false. It counts only for the channel's own ports and the listener's addresses, which a real
+/// kernel connection could occupy, too.
 struct Open {
     client_port: u16,
     dst: [u8; 16],
-    /// [`sharing`].
+    /// Bits of [`sharing`].
     sharing: u8,
 }
 
@@ -105,7 +107,8 @@ impl Open {
         Has { ip: self.src(), v6only: is_on(sharing::V6ONLY), reuse }
     }
 
-    /// An accepted socket has the options of its listener, unless it has changed them.
+    /// The options of the accepted socket: those of the listener, unless the program has changed
+    /// them.
     fn server(&self, ch: &Channel) -> Has {
         let now = |what: u8, then: bool| match self.sharing & what << sharing::CHANGED_SHIFT {
             0 => then,
@@ -115,7 +118,7 @@ impl Open {
         Has { ip: self.dst, v6only: ch.addr.v6only != 0, reuse: Reuse { address, port, ..ch.reuse } }
     }
 
-    /// The client's address, which follows from the destination.
+    /// The client's address, which depends on the destination only.
     fn src(&self) -> [u8; 16] {
         match crate::address::is_v4(&self.dst) && crate::address::is_loopback(&self.dst) {
             true => crate::address::destination(crate::address::V4_ANY),
@@ -139,12 +142,12 @@ fn is_open(slot: &Slot, side: usize) -> bool {
         && slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED == 0
 }
 
-/// Does a listener bound to `own` accept connections to this address?
+/// Whether a listener bound to `own` accepts connections to this address.
 fn accepts_at(own: &Addr, to: &[u8; 16]) -> bool {
     own.ip == *to || own.ip == crate::address::V6_ANY && own.v6only == 0 || overlap(own, to)
 }
 
-/// Do two addresses overlap, where the first may be the one for all?
+/// Whether two addresses overlap. The first one may be a wildcard.
 fn overlap(asked: &Addr, has: &[u8; 16]) -> bool {
     let v4 = crate::address::is_v4(has);
     match asked.ip {
@@ -155,11 +158,12 @@ fn overlap(asked: &Addr, has: &[u8; 16]) -> bool {
 }
 
 impl Asked {
-    /// Does the kernel refuse the address because of a connection's socket (`inet_csk_bind_conflict`)?
+    /// Whether the kernel would refuse the address because of this socket of a connection
+    /// (`inet_csk_bind_conflict`).
     fn meets(&self, has: &Has) -> bool {
         let v4 = crate::address::is_v4(&has.ip);
         let same = match self.addr.ip {
-            // A socket of IPv6 has an address of IPv4, too, unless it is for IPv6 only.
+            // An IPv6 socket also has an IPv4 address, unless it is for IPv6 only.
             V4_ANY if i32::from(self.addr.family) == libc::AF_INET => !has.v6only,
             V4_ANY => v4 && !has.v6only,
             V6_ANY => !(v4 && self.v6only),
@@ -170,7 +174,7 @@ impl Asked {
 }
 
 impl Reuse {
-    /// The kernel's rule for two sockets of which none listens.
+    /// Whether the kernel lets two sockets that do not listen share an address.
     fn is_shared_with(&self, other: &Reuse) -> bool {
         self.address && other.address || self.port && other.port && self.uid == other.uid
     }

@@ -1,4 +1,4 @@
-//! Client ports: leased in blocks, or bound by the client itself.
+//! Ports of clients: leased in blocks, or bound by the client itself.
 
 use super::channels::Channel;
 use super::ports::BLOCK;
@@ -30,7 +30,8 @@ impl Shm {
             let port = self.bound_port(ctx, id, msg.channel, &fd)?;
             return Ok((answer::Ports { first: port, count: 1 }, None));
         }
-        // For a channel that is not its own client's it is kept until the process ends.
+        // A port for a channel that another process has made is leased until the asking process
+        // ends.
         let is_own = self.channels.get(msg.channel).is_some_and(|ch| ch.client == id);
         let first = self.lease_ports(ctx, id, if is_own { msg.channel } else { 0 })?;
         Ok((answer::Ports { first, count: BLOCK.into() }, None))
@@ -56,16 +57,17 @@ impl Shm {
         Ok(first)
     }
 
-    /// A block that the process has for other channels, to other destinations. Not so long as there are plenty: where
-    /// one of two connections with the same port has become the kernel's, the other one gets another port there (before
-    /// Linux 6.8).
+    /// A block that the process already uses for other channels, with other destinations. Blocks
+    /// are shared only when few are left: if one of two connections with the same port moves to
+    /// the kernel, the other one gets another port there (before Linux 6.8).
     fn shared_ports(&self, ctx: &Context, id: ConnId, channel: ChannelId) -> Option<u16> {
         let (ch, client) = (self.channels.get(channel)?, ctx.clients.get(id)?);
         let meets = |other: &ChannelId| self.channels.get(*other).is_none_or(|other| ch.meets(other));
         let fits = |(first, others): &(u16, &[ChannelId])| {
             self.registry.owner(*first) == lessee(channel) && !others.iter().any(meets)
         };
-        // Each begins with another block, and so finds few channels that have it already.
+        // Each channel starts its search at another block, so that channels spread over the
+        // blocks.
         let turn = channel as usize % client.leases.len().max(1);
         let from = |n| client.leases.each().skip(n);
         let found = from(turn).chain(from(0).take(turn)).find(fits).map(|(first, _)| first)?;
@@ -89,8 +91,8 @@ impl Shm {
         Ok(())
     }
 
-    /// Leases of a user: of its processes, of channels whose process has ended, and of fork groups that still have
-    /// connections.
+    /// Number of a user's leases: those of its processes, of channels whose process has ended, and
+    /// of fork groups that still have connections.
     pub fn leases_of(&self, ctx: &Context, uid: u32) -> usize {
         let processes = || ctx.clients.iter().filter(|(_, c)| c.uid == uid);
         let families: BTreeSet<FamilyId> = processes().map(|(_, c)| c.family).collect();
@@ -105,14 +107,14 @@ impl Shm {
         all.len()
     }
 
-    /// Whether this port is leased to the client of a channel, or bound by it.
+    /// Whether this port is leased to the client of a channel, or bound by the client.
     pub fn has_port(&self, ch: &Channel, port: u16) -> bool {
         let kept = || self.family_leases.get(&ch.client_family);
         self.registry.owner(port) == lessee(ch.id) || kept().is_some_and(|kept| kept.contains(&(port / BLOCK * BLOCK)))
     }
 
-    /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
-    /// have it, so the socket that is shown last has the better right.
+    /// Gives a channel the port to which its client has bound a socket. The kernel gives a port to
+    /// one socket only, so the socket that is shown last is the real holder.
     fn bound_port(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId, fd: &ForeignFd) -> Result<u16, Errno> {
         let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
         let ch = self.channels.get(channel).filter(|ch| ch.client == id).ok_or(Errno::NOENT)?;
@@ -140,9 +142,10 @@ impl Shm {
         Ok(port)
     }
 
-    /// Ports of dead clients, of which nothing waits to be accepted: where there are no others. What
-    /// they have left open at a server is under way with the port it was accepted with. Each request looks at some
-    /// channels, and the next one goes on behind them.
+    /// Frees ports of clients that have ended, when no other ports are left. Channels with waiting
+    /// connections keep theirs. (Open connections that such a client has left at a server do no
+    /// harm: an accepted connection uses the listener's port anyway.) Each call looks at some
+    /// channels. The next call goes on behind them.
     pub fn reclaim_ports(&mut self, ctx: &mut Context) {
         const SOME: usize = 16;
         let left = |ch: &&Channel| ch.client_ended && !ch.leases.is_empty();
@@ -156,8 +159,8 @@ impl Shm {
         }
     }
 
-    /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
-    /// connection from one of them; then they wait for the family to end.
+    /// Frees the ports of a channel or process that has ended. If the fork group still has a
+    /// connection from a port, the block is kept until the group ends.
     pub fn return_ports(&mut self, ctx: &mut Context, family: FamilyId, leases: Vec<u16>) {
         let kept = self.family_leases.remove(&family).unwrap_or_default();
         if leases.is_empty() && kept.is_empty() {
@@ -176,7 +179,7 @@ impl Shm {
         let of_channel = |first| self.channels.made_by(self.registry.owner(first)).any(|ch| ch.leases.contains(&first));
         let is_shared = |first: &u16| of_clients.contains(first) || of_channel(*first);
         for first in gone.into_iter().filter(|first| !is_shared(first)).collect::<Vec<_>>() {
-            // Nobody begins a connection from it any more.
+            // From now on no connection starts from this block.
             self.registry.set_owner(first..=first + (BLOCK - 1), 0);
             if alive && in_use.range(first..=first + (BLOCK - 1)).next().is_some() {
                 self.family_leases.entry(family).or_default().push(first);

@@ -1,7 +1,7 @@
-//! Listeners: who holds them, who accepts on them, and which one a destination
-//! means.
+//! Listeners: their holders, their workers, and which listener a destination leads to.
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
+use crate::by_user::Counts;
 use crate::descriptor::{Listening, Reuse};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::channel::WORKERS;
@@ -12,61 +12,63 @@ use std::rc::Rc;
 pub struct Listener {
     pub id: ListenerId,
     pub info: Listening,
-    /// User of the process that registered it first.
+    /// User of the process that has registered the listener first.
     pub uid: u32,
-    /// Which other sockets may have its address.
+    /// The options that say which other sockets may have the same address.
     pub reuse: Reuse,
-    /// Processes with a descriptor for it; the last one to go ends it.
+    /// Processes that have a descriptor of the listener. When the last one goes, the listener
+    /// ends.
     pub holders: BTreeSet<ConnId>,
-    /// The worker with each number; numbers of the dead are reused.
+    /// The worker for each number. The numbers of workers that have ended are reused.
     pub workers: [Option<ConnId>; WORKERS],
-    /// Workers beyond [`WORKERS`]: they only steal.
+    /// Workers for which no number was left: they only take connections from others' queues.
     pub stealers: BTreeSet<ConnId>,
-    /// Two processes or more accept, or did: a connection may be in the queue of one that does not take it.
+    /// At least two processes accept, or did. So a connection may be in the queue of a process
+    /// that does not take it.
     pub is_shared: bool,
-    /// Families that have had a worker: they may be on the server side of
-    /// connections.
+    /// Families with a former or current worker: they may have the server side of connections.
     pub families: BTreeSet<FamilyId>,
     pub channels: BTreeSet<ChannelId>,
-    /// Connections opened through channels that are gone.
+    /// Connections opened through channels that have ended.
     pub opened: u64,
-    /// Rights of those that work for it: they share the channels.
+    /// The rights of its workers, all of which share the channels.
     pub served_by: Option<Rights>,
-    /// Processes with other rights want to: the kernel serves all of them.
+    /// Processes with different rights want to accept, so all of them use the kernel.
     pub is_mixed: bool,
-    /// Processes that we do not know may hold it: where nobody works for it the kernel serves it.
+    /// Processes unknown to the monitor may hold the listener. While no worker accepts,
+    /// connections go to the kernel.
     pub held_elsewhere: bool,
     pub shown: Shown,
-    /// Its connections waited for too long at least once, which is in the log.
+    /// The log already says that this listener's connections wait too long.
     pub had_untaken: bool,
-    /// The name of the Unix sockets for whose connections it stands ([`Listeners::add_unix`]).
+    /// For a stand-in for Unix connections, the name of their sockets ([`Listeners::add_unix`]).
     pub unix: Option<Rc<str>>,
 }
 
-/// Whether clients find a listener.
+/// When clients find a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shown {
     Yes,
-    /// Not until somebody works for it.
+    /// As soon as a process works for it.
     WhenServed,
-    /// Not until somebody accepts: those that work for it may only look, and leave accepting to processes without
-    /// the library.
+    /// As soon as a process accepts. Before that, a worker may only poll, and leave `accept` to
+    /// processes without the library.
     WhenAccepted,
     Never,
 }
 
 impl Listener {
-    /// Bit w: worker w is there.
+    /// Bit mask of the existing workers.
     pub fn worker_mask(&self) -> u64 {
         self.workers.iter().enumerate().fold(0, |mask, (i, w)| mask | u64::from(w.is_some()) << i)
     }
 
-    /// Everybody who accepts.
+    /// All processes that accept.
     pub fn accepting(&self) -> impl Iterator<Item = ConnId> + '_ {
         self.workers.iter().flatten().chain(&self.stealers).copied()
     }
 
-    /// The number of a worker that is already there.
+    /// The number of a worker; `None`: the process has none.
     pub fn number_of(&self, conn: ConnId) -> Option<usize> {
         self.workers.iter().position(|w| *w == Some(conn))
     }
@@ -88,7 +90,8 @@ impl Listener {
         Some(n)
     }
 
-    /// The number of a worker that has been replaced goes to its successor, and the queue with it.
+    /// Gives a process after `exec` the number of the worker that it replaces, and thereby that
+    /// worker's queue.
     pub fn inherit(&mut self, conn: ConnId, number: usize) -> bool {
         let free = self.number_of(conn).is_none() && self.workers.get(number).is_some_and(Option::is_none);
         if free {
@@ -97,7 +100,7 @@ impl Listener {
         free
     }
 
-    /// The number that becomes free, if it had one.
+    /// Removes a worker. Returns the worker's number, if any.
     pub fn leave(&mut self, conn: ConnId) -> Option<usize> {
         self.stealers.remove(&conn);
         let n = self.number_of(conn)?;
@@ -106,18 +109,18 @@ impl Listener {
     }
 }
 
-/// Key of the address index: network namespace, address, port.
+/// Key of the index by address: network namespace, address, port.
 type Key = (u64, [u8; 16], u16);
 
 #[derive(Default)]
 pub struct Listeners {
     all: BTreeMap<ListenerId, Listener>,
     by_address: HashMap<Key, Vec<ListenerId>>,
-    /// How many there are at each port.
-    ports: HashMap<u16, u32>,
+    /// Number of listeners at each port.
+    ports: Counts<u16>,
     turn: usize,
-    /// How many there are of each user's.
-    users: HashMap<u32, u64>,
+    /// Number of listeners of each user.
+    users: Counts<u32>,
 }
 
 impl Listeners {
@@ -134,28 +137,28 @@ impl Listeners {
     }
 
     pub fn has_port(&self, port: u16) -> bool {
-        self.ports.contains_key(&port)
+        self.ports.of(port) > 0
     }
 
-    /// The listener that is this very socket. A socket that was closed,
-    /// rebound and listens again has a new cookie.
+    /// The listener of this very socket. (If a program closes a socket and listens at the same
+    /// address again, the new socket has another cookie.)
     pub fn by_cookie(&self, cookie: u64) -> Option<ListenerId> {
         self.all.contains_key(&cookie).then_some(cookie)
     }
 
     pub fn owned_by(&self, uid: u32) -> usize {
-        self.users.get(&uid).map_or(0, |n| *n as usize)
+        self.users.of(uid) as usize
     }
 
-    /// How many each user has.
+    /// Number of listeners of each user.
     pub fn by_user(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.users.iter().map(|(uid, n)| (*uid, *n))
+        self.users.iter()
     }
 
     pub fn add(&mut self, info: Listening, uid: u32) -> ListenerId {
         let id = info.cookie;
-        *self.users.entry(uid).or_default() += 1;
-        *self.ports.entry(info.addr.port).or_default() += 1;
+        self.users.change(uid, 1);
+        self.ports.change(info.addr.port, 1);
         self.by_address.entry(key(info.netns, &info.addr)).or_default().push(id);
         self.all.insert(
             id,
@@ -184,18 +187,8 @@ impl Listeners {
 
     pub fn remove(&mut self, id: ListenerId) -> Option<Listener> {
         let listener = self.all.remove(&id)?;
-        if let Some(n) = self.users.get_mut(&listener.uid) {
-            *n -= 1;
-            if *n == 0 {
-                self.users.remove(&listener.uid);
-            }
-        }
-        if let Some(n) = self.ports.get_mut(&listener.info.addr.port) {
-            *n -= 1;
-            if *n == 0 {
-                self.ports.remove(&listener.info.addr.port);
-            }
-        }
+        self.users.change(listener.uid, -1);
+        self.ports.change(listener.info.addr.port, -1);
         let key = key(listener.info.netns, &listener.info.addr);
         if let Some(ids) = self.by_address.get_mut(&key) {
             ids.retain(|&i| i != id);
@@ -211,7 +204,7 @@ impl Listeners {
         self.by_address.get(&key(netns, addr)).cloned().unwrap_or_default()
     }
 
-    /// Nobody finds it by its address any more.
+    /// Removes the listener from the index: no address leads to it any more.
     pub fn hide(&mut self, id: ListenerId) {
         let Some(key) = self.all.get(&id).map(|l| key(l.info.netns, &l.info.addr)) else { return };
         if let Some(ids) = self.by_address.get_mut(&key) {
@@ -222,7 +215,7 @@ impl Listeners {
         }
     }
 
-    /// The same of one that has just been added.
+    /// Hides a listener that was just added until a process works for it.
     pub fn hide_until_served(&mut self, id: ListenerId) {
         self.hide(id);
         if let Some(l) = self.all.get_mut(&id) {
@@ -230,7 +223,7 @@ impl Listeners {
         }
     }
 
-    /// The same: nothing ever leads there by an address.
+    /// Hides a listener forever.
     pub fn hide_for_good(&mut self, id: ListenerId) {
         self.hide(id);
         if let Some(l) = self.all.get_mut(&id) {
@@ -238,8 +231,8 @@ impl Listeners {
         }
     }
 
-    /// One that stands for the connections of a fork group that were accepted at Unix sockets of this name. Nothing leads
-    /// there by an address.
+    /// Adds a stand-in listener for Unix connections. It stands for the connections that a fork
+    /// group has accepted at Unix sockets of this name. No address leads to it.
     pub fn add_unix(&mut self, info: Listening, uid: u32, name: Rc<str>) -> ListenerId {
         let id = self.add(info, uid);
         self.hide_for_good(id);
@@ -249,15 +242,16 @@ impl Listeners {
         id
     }
 
-    /// After [`Listeners::hide`].
+    /// Undoes [`Listeners::hide`].
     pub fn show(&mut self, id: ListenerId) {
         let Some(l) = self.all.get(&id) else { return };
         self.by_address.entry(key(l.info.netns, &l.info.addr)).or_default().push(id);
     }
 
-    /// Of ours the one that the kernel would pick for a destination of this host: the exact address, else
-    /// the wildcard of the same family, else a v6 wildcard that takes v4, too; at one address a socket of
-    /// the same family first (`compute_score`). Sockets that share the address by SO_REUSEPORT take turns.
+    /// The listener that the kernel would choose for a destination on this host. The exact address
+    /// comes first, then the wildcard of the same family, then an IPv6 wildcard that takes IPv4,
+    /// too. At one address a socket of the same family comes first (`compute_score`). Sockets that
+    /// share the address by SO_REUSEPORT take turns.
     pub fn find(&mut self, netns: u64, ip: [u8; 16], port: u16) -> Option<ListenerId> {
         let v4 = is_v4(&ip);
         let wildcards: &[[u8; 16]] = if v4 { &[V4_ANY, V6_ANY] } else { &[V6_ANY] };

@@ -1,4 +1,4 @@
-//! Ends of kernel connections that may go over to shared memory.
+//! Ends of kernel connections that their processes offer to move to shared memory.
 
 use crate::sockdiag::Connected;
 use crate::{ConnId, ListenerId};
@@ -6,24 +6,25 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::SocketAddr;
 
-/// Offers of one process that are kept.
+/// Offers kept for one process, at most.
 const PER_CLIENT: usize = 1024;
 
-/// One end: network namespace, its own address and the peer's.
+/// One end: the network namespace, its own address, and the address of the peer.
 pub type End = (u64, SocketAddr, SocketAddr);
 
-/// Ends that were offered, by what identifies them, and what is to be known of each.
+/// Offered ends by their identity, each with its process and notes about it.
 pub struct Offers<E, N> {
     by_end: HashMap<E, (ConnId, N)>,
     number: HashMap<ConnId, usize>,
 }
 
-/// An end within a network namespace.
+/// The notes about an end that is identified by its addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Here {
     /// The number by which the process knows this end.
     pub name: u64,
-    /// The listener that had accepted it, where the process has received it from another one.
+    /// The listener that has accepted the connection, if the process has received the socket from
+    /// another process.
     pub listener: Option<ListenerId>,
     /// SO_COOKIE of the socket that was shown.
     pub socket: u64,
@@ -31,13 +32,13 @@ pub struct Here {
 
 pub type Local = Offers<End, Here>;
 
-/// Unix sockets, by their inode numbers.
+/// Offered Unix sockets, by inode number.
 pub type Unix = Offers<u32, Accepted>;
 
 /// The accepting end of a Unix connection, as its process has shown it.
 #[derive(Clone, Copy)]
 pub struct Accepted {
-    /// What the process calls it.
+    /// The process's name for the end.
     pub name: u64,
     pub netns: u64,
     pub kernel: Connected,
@@ -53,7 +54,8 @@ impl<E, N> Default for Offers<E, N> {
 impl<E: Eq + Hash, N: Copy> Offers<E, N> {
     pub fn add(&mut self, end: E, by: ConnId, name: N) {
         if self.number.get(&by).is_some_and(|n| *n >= PER_CLIENT) {
-            // They are not taken back when a connection ends.
+            // Offers are not removed when their connection ends, so old ones pile up. All of the
+            // process's are dropped.
             self.leave(by);
         }
         if let Some((before, _)) = self.by_end.insert(end, (by, name)) {
@@ -77,7 +79,7 @@ impl<E: Eq + Hash, N: Copy> Offers<E, N> {
         self.less(found.0);
         Some(found)
     }
-    /// A process is gone.
+    /// Forgets the offers of a process that has ended.
     pub fn leave(&mut self, id: ConnId) {
         if self.number.remove(&id).is_some() {
             self.by_end.retain(|_, (by, _)| *by != id);

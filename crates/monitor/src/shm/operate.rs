@@ -1,5 +1,6 @@
-//! What `fastsocket off` and `on` do to connections. The library switches those that there are when it next
-//! looks at its messages; threads that sleep on one are woken for it. Clients ask again before their next.
+//! The effect of `fastsocket off` and `on` on connections. The library moves existing connections
+//! when it next reads its messages; threads that sleep on such a connection are woken for it.
+//! Clients ask the monitor again before their next connection.
 
 use crate::context::Context;
 use crate::off::is_of_unit;
@@ -13,19 +14,20 @@ impl Shm {
     /// [`fsocket_proto::request::Operate`].
     ///
     /// # Errors
-    /// ENOENT: nobody is meant. EPERM: not by this user.
+    /// ENOENT: there is no such process. EPERM: this user may not operate it.
     pub fn operate(&mut self, ctx: &mut Context, by: ConnId, request: &Request) -> Result<Answer, Errno> {
         let operator = ctx.clients.get(by).ok_or(Errno::BADF)?.uid;
         let is_for_all = operator == 0 || ctx.config.private;
         if matches!(request.target, Target::Unit(_)) && !is_for_all {
-            // (Before /proc is read for each process.)
+            // (Checked before reading /proc for each process.)
             return Err(Errno::PERM);
         }
         let is_meant = |pid: u32| match &request.target {
             Target::Process(wanted) => *wanted == pid,
             Target::Unit(unit) => is_of_unit(pid, unit),
         };
-        // The number may be the word of a process: another user's that claims it is no reason to refuse.
+        // The number may be a false claim of a process. If a process of another user claims it,
+        // that is no reason to refuse the request.
         let (ids, others): (Vec<_>, Vec<_>) = ctx
             .clients
             .iter()
@@ -60,7 +62,7 @@ impl Shm {
             tracing::info!(process = %ctx.clients.name(id), off, "by an operator");
             self.have_ask_again(uid, uid == 0 || ctx.config.private);
         }
-        // (Also once more: one may have been accepted meanwhile.)
+        // (Also if it was off already: a connection may have been accepted meanwhile.)
         if is_new || off && connections > 0 {
             ctx.tell_off(id, off);
             self.wake_holder(ctx, id, nonce, family);

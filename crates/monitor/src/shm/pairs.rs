@@ -1,4 +1,5 @@
-//! Kernel connections between network namespaces: which ends were offered, and which have gone over.
+//! The state for kernel connections between network namespaces: which ends are offered, and which
+//! connections have moved to shared memory.
 
 use crate::shm::offers::Offers;
 use crate::{ChannelId, ConnId, ListenerId};
@@ -9,7 +10,8 @@ use std::time::Instant;
 /// A slot of a channel.
 pub type Place = (ChannelId, usize);
 
-/// A connection that has gone over: the slot's generation, cookies of the two kernel sockets.
+/// A connection that has moved to shared memory: the slot's generation, and the cookies of its two
+/// kernel sockets.
 struct Over {
     generation: u32,
     sockets: [u64; 2],
@@ -17,23 +19,29 @@ struct Over {
 
 #[derive(Default)]
 pub struct Pairs {
-    /// Which two sockets are connected, by the kernel. `None`: not needed so far, or this kernel has no such record.
+    /// The kernel's record of connected sockets. `None`: not needed so far, or impossible on this
+    /// kernel.
     pub record: Option<Record>,
     pub asked: bool,
-    /// When to ask for it again: it is being loaded.
+    /// When to ask again for the record, while it is being loaded.
     pub ask_at: Option<Instant>,
-    /// By the socket's cookie: what its process calls it, and the listener that has accepted it.
+    /// Offers by socket cookie: the process's name for the socket, and the listener that has
+    /// accepted it.
     pub offers: Offers<u64, (u64, ListenerId)>,
     over: HashMap<Place, Over>,
     place_of: HashMap<u64, Place>,
 }
 
 impl Pairs {
-    /// A connection goes over into a slot. Of its end the kernel tells: both sockets are watched.
+    /// Notes that a connection moves to this slot. Both its sockets are watched, so the kernel
+    /// will report its end.
     pub fn goes_over(&mut self, place: Place, generation: u32, sockets: [u64; 2]) {
         self.forget(place);
         for cookie in sockets {
-            self.place_of.insert(cookie, place);
+            // (A move that has failed before had another slot.)
+            if let Some(before) = self.place_of.insert(cookie, place) {
+                self.over.remove(&before);
+            }
         }
         self.over.insert(place, Over { generation, sockets });
     }
@@ -53,7 +61,7 @@ impl Pairs {
         Some((place, over.generation))
     }
 
-    /// A process is gone.
+    /// Forgets the offers of a process that has ended.
     pub fn leave(&mut self, id: ConnId) {
         self.offers.leave(id);
     }
@@ -80,6 +88,21 @@ mod tests {
         assert_eq!(pairs.forget((1, 7)), Some(((1, 7), 4)));
         assert_eq!(pairs.forget((1, 7)), None);
         pairs.channel_gone(2);
+        assert!(pairs.over.is_empty() && pairs.place_of.is_empty());
+    }
+
+    #[test]
+    fn a_connection_that_has_tried_another_slot_is_in_its_last_one() {
+        let mut pairs = Pairs::default();
+        pairs.goes_over((1, 0), 3, [100, 101]);
+        pairs.goes_over((1, 1), 8, [100, 101]);
+        pairs.goes_over((1, 0), 4, [102, 103]);
+        let found = |pairs: &Pairs, cookie| pairs.place_of.get(&cookie).copied();
+        assert_eq!(
+            [100, 101, 102, 103].map(|cookie| found(&pairs, cookie)),
+            [(1, 1), (1, 1), (1, 0), (1, 0)].map(Some)
+        );
+        pairs.channel_gone(1);
         assert!(pairs.over.is_empty() && pairs.place_of.is_empty());
     }
 }

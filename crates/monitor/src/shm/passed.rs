@@ -1,23 +1,25 @@
-//! Kernel connections that processes pass to each other: one of them may go over to shared memory only while a
-//! single process has it, because the others would go on with the kernel's.
+//! Kernel sockets that processes pass to each other in messages. A connection may move to shared
+//! memory only while a single process has its socket: other holders would go on with the kernel
+//! socket.
 //!
-//! The kernel does not say how many descriptors a socket has. So each process with the library says what it sends,
-//! receives and closes. A message that is never received, or a process without the library, is not told of: the
-//! socket then stays where it is. See ADR 52.
+//! The kernel does not tell how many processes have a socket. So each process with the library
+//! reports which sockets it sends, receives and closes. Some events are never reported: a message
+//! may stay unreceived, and a process without the library reports nothing. In these cases the
+//! connection stays in the kernel. See ADR 52.
 
 use crate::{shares, ConnId};
 use fsocket_proto::values::Passing;
 use std::collections::{BTreeSet, HashMap};
 
-/// Sockets that are remembered, of all users ([`shares`]): one alone gets half.
+/// Sockets of all users that are remembered ([`shares`]). A single user gets half of them.
 const MOST: usize = 1 << 15;
-/// Processes of a socket that are told apart.
+/// Holders of one socket that are distinguished.
 const HOLDERS: usize = 16;
-/// New sockets of a user without room for one between two looks at what can be forgotten.
+/// Room for new sockets is searched only once for this many that found no room.
 const SELDOM: usize = 1024;
 
-/// Passed sockets, by the user that passes them and their number (SO_COOKIE). A number is not proof of holding the
-/// socket, so what one user says concerns its own processes only.
+/// Passed sockets, by the sender's user and the socket's cookie. A cookie does not prove that a
+/// process holds the socket. So the reports of a user count only for processes of the same user.
 #[derive(Default)]
 pub struct Passed {
     users: HashMap<u32, User>,
@@ -27,23 +29,24 @@ pub struct Passed {
 #[derive(Default)]
 struct User {
     sockets: HashMap<u64, Socket>,
-    /// Sockets without room since the last look.
+    /// Sockets that found no room since the last search.
     refused: usize,
 }
 
 #[derive(Default)]
 struct Socket {
-    /// Sent and not received; below zero while the receiver is heard first, or where the sender says nothing.
+    /// Number of messages sent minus messages received. Below zero if the receiver reports first,
+    /// or if the sender reports nothing.
     in_flight: i64,
     holders: BTreeSet<ConnId>,
-    /// The process that sent it last.
+    /// The process that has sent it last.
     by: Option<ConnId>,
-    /// It has further holders that are not counted.
+    /// The socket has further holders that are unknown or not counted.
     is_shared: bool,
 }
 
 impl Socket {
-    /// False: the process has it already.
+    /// Adds a holder. False: the process has the socket already.
     fn add_holder(&mut self, id: ConnId) -> bool {
         if self.holders.len() == HOLDERS && !self.holders.contains(&id) {
             self.is_shared = true;
@@ -58,7 +61,7 @@ impl Socket {
 }
 
 impl User {
-    /// Forgets sockets that no process has any more; some of them were never received. Returns how many.
+    /// Forgets sockets that no process holds; some were never received. Returns their number.
     fn forget_unheld(&mut self) -> usize {
         let before = self.sockets.len();
         if self.refused == 0 {
@@ -93,7 +96,8 @@ impl Passed {
             Passing::NotSent => s.in_flight -= 1,
             Passing::Arrived => {
                 s.in_flight -= 1;
-                // Twice in one process, which does not know that they are the same.
+                // The process now has two descriptors of the socket without knowing that they are
+                // the same.
                 s.is_shared |= !s.add_holder(by);
             }
             Passing::Released => drop(s.holders.remove(&by)),
@@ -105,14 +109,22 @@ impl Passed {
         }
     }
 
-    /// Is this process the only one that has it? Then the process that has sent it.
+    /// Whether this process is the only holder. If so, returns the process that has sent the
+    /// socket.
     pub fn alone(&self, (uid, cookie): (u32, u64), id: ConnId) -> Option<Option<ConnId>> {
         let s = self.users.get(&uid)?.sockets.get(&cookie)?;
         let alone = !s.is_shared && s.in_flight == 0 && s.holders.iter().eq([&id]);
         alone.then_some(s.by)
     }
 
-    /// A process is gone, or has other credentials from now on and keeps what it has (`goes_on`).
+    /// Whether the monitor knows that another process has the socket, too.
+    pub fn has_others(&self, (uid, cookie): (u32, u64), id: ConnId) -> bool {
+        let known = self.users.get(&uid).and_then(|user| user.sockets.get(&cookie));
+        known.is_some_and(|s| s.is_shared || s.holders.iter().any(|holder| *holder != id))
+    }
+
+    /// Removes a holder that has ended. With `goes_on`, the process has only changed its
+    /// credentials and keeps its sockets.
     pub fn leave(&mut self, uid: u32, id: ConnId, goes_on: bool) {
         let Some(user) = self.users.get_mut(&uid) else { return };
         let before = user.sockets.len();
@@ -125,7 +137,7 @@ impl Passed {
         self.all -= before - user.sockets.len();
     }
 
-    /// The user has no process any more.
+    /// Forgets all sockets of a user that has no process any more.
     pub fn forget(&mut self, uid: u32) {
         self.all -= self.users.remove(&uid).map_or(0, |user| user.sockets.len());
     }
@@ -150,7 +162,7 @@ mod tests {
         assert_eq!(after(&way).alone(KEY, 2), Some(Some(1)));
         assert_eq!(after(&way).alone(KEY, 1), None);
         assert_eq!(after(&way).alone((2, 77), 2), None);
-        // Whichever is heard first.
+        // The order in which the reports arrive does not matter.
         assert_eq!(after(&[(2, Arrived), (1, Sent), (1, Released)]).alone(KEY, 2), Some(Some(1)));
         for part in [&way[..2], &way[1..2], &way[..1]] {
             assert_eq!(after(part).alone(KEY, 2), None, "{part:?}");
@@ -161,9 +173,11 @@ mod tests {
             Some(Some(1))
         );
         assert_eq!(after(&[(1, Sent), (2, Arrived), (1, Shared), (1, Released)]).alone(KEY, 2), None);
-        // A process that sends itself what it keeps.
+        // A process sends a socket to itself and also keeps its first descriptor.
         assert_eq!(after(&[(1, Sent), (1, Arrived)]).alone(KEY, 1), None);
         assert_eq!(after(&[(1, Sent), (1, Released), (1, Arrived)]).alone(KEY, 1), Some(Some(1)));
+        assert!(after(&way[..2]).has_others(KEY, 2) && !after(&way).has_others(KEY, 2));
+        assert!(!after(&way[..1]).has_others(KEY, 1) && !after(&way[..2]).has_others((2, 77), 2));
     }
 
     #[test]
@@ -192,7 +206,8 @@ mod tests {
         assert!(p.users[&1].sockets.contains_key(&(7 * MOST as u64)), "there is room again");
     }
 
-    /// A user that holds all it can takes no room from another one, and is not looked through for each message.
+    /// A user that holds its full share takes no room from others, and its sockets are not
+    /// searched for each new one.
     #[test]
     fn a_user_fills_its_own_share() {
         use Passing::*;

@@ -1,4 +1,4 @@
-//! The pipes by which the processes of one channel wake each other. ADR 38.
+//! Pipes by which the processes of one channel wake each other directly. ADR 38.
 
 use crate::foreign::ForeignFd;
 use crate::ConnId;
@@ -8,16 +8,16 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
 
-/// A sleeper (process, waker, waiter) and the process that wakes it.
+/// A sleeping process, its waker and its waiter; and the process that rings.
 pub type Pair = (ConnId, u8, Waiter, ConnId);
 
-/// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.
+/// The pipes of one channel. Those with a descriptor: the sleeper has not confirmed its end yet.
 #[derive(Default)]
 pub struct Pipes(pub HashMap<Pair, Option<ForeignFd>>, BTreeSet<Rung>);
 
-/// A process has rung a waker of another one by way of the monitor: ringer, sleeper, waker.
+/// A process has woken another one through the monitor: ringer, sleeper, waker of the sleeper.
 type Rung = (ConnId, ConnId, u8);
-/// Of one channel, at most: more rings are passed on, but make no pipes.
+/// The most such facts kept for one channel. Further rings are delivered but lead to no pipes.
 const RUNG: usize = 1024;
 
 impl Pipes {
@@ -26,23 +26,25 @@ impl Pipes {
             self.1.insert(rung);
         }
     }
-    /// Whether the sleeper may ask for a pipe for that process, which gets an end of it.
+    /// Whether the sleeper may ask for a pipe for that process, which then gets an end of it.
     pub fn was_rung(&self, rung: Rung) -> bool {
         self.1.contains(&rung)
     }
-    /// A process is gone. Returns the sleepers that had not confirmed their ends.
+    /// Removes the pipes of a process that has ended. Returns the sleepers that had not confirmed
+    /// their ends.
     pub fn leave(&mut self, id: ConnId) -> Vec<ConnId> {
         self.1.retain(|(ringer, sleeper, _)| *ringer != id && *sleeper != id);
         let gone = self.0.extract_if(|(sleeper, _, _, ringer), _| *sleeper == id || *ringer == id);
         gone.filter_map(|((sleeper, ..), end)| end.map(|_| sleeper)).collect()
     }
-    /// The channel is gone. As [`Self::leave`].
+    /// The sleepers that have not confirmed their ends, when the channel ends.
     pub fn unready(&self) -> impl Iterator<Item = ConnId> + '_ {
         self.0.iter().filter(|(_, end)| end.is_some()).map(|((sleeper, ..), _)| *sleeper)
     }
 }
 
-/// The sleeper's end, and that of the process that wakes it. They count for this user.
+/// Makes a pipe: the sleeper's end, and the end of the process that wakes it. Both count for this
+/// user.
 pub fn pipe(uid: u32) -> Result<(ForeignFd, ForeignFd), Errno> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
     let path = format!("/proc/self/fd/{}", write.as_raw_fd());
@@ -57,16 +59,18 @@ mod tests {
     #[test]
     fn neither_end_blocks_or_breaks_the_other() {
         let (read, write) = pipe(0).unwrap();
-        // Full: the process that wakes is told so, at once.
+        // The pipe is full now. The writer gets an error at once instead of waiting.
         let chunk = [0u8; 4096];
         while rustix::io::write(write.as_fd(), &chunk).is_ok() {}
         assert_eq!(rustix::io::write(write.as_fd(), &[1]), Err(Errno::AGAIN));
-        // It makes its own end blocking, and takes everything out: the sleeper's is as it was.
+        // The writer sets its own end to blocking mode and drains the pipe. The sleeper's end must
+        // stay in non-blocking mode.
         rustix::fs::fcntl_setfl(write.as_fd(), OFlags::RDWR).unwrap();
         let mut all = vec![0u8; 1 << 17];
         assert!(rustix::io::read(write.as_fd(), &mut all).unwrap() > 0);
         assert_eq!(rustix::io::read(read.as_fd(), &mut all), Err(Errno::AGAIN));
-        // The sleeper's end: no SIGPIPE, which would end this process.
+        // After the sleeper has closed its end, a write must not cause SIGPIPE: it would end this
+        // process.
         drop(read);
         assert_eq!(rustix::io::write(write.as_fd(), &[1]), Ok(1));
     }

@@ -1,7 +1,6 @@
 //! Ends: of a process, of a listener, of a channel.
 //!
-//! What a process leaves behind when it dies is closed as the kernel would
-//! close its sockets.
+//! The monitor closes the connections of a dead process as the kernel would close its sockets.
 
 use crate::arenas::ArenaMem;
 use crate::clients::Client;
@@ -16,19 +15,19 @@ use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
 use fsocket_abi::sock::{Place, Sock};
 use fsocket_proto::notice;
-use fsocket_sync::atomic::{AtomicU64, Ordering};
-use fsocket_sync::token::in_critical_section;
+use fsocket_sync::atomic::Ordering;
+use fsocket_sync::token;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Shm {
-    /// Closes, in the name of a process that is gone, some of the sockets that it had. False: there are no more.
+    /// Closes some sockets in the name of a process that has ended. False: there are no more.
     pub fn leave_some_sockets(&mut self, ctx: &mut Context, ending: &mut Ending) -> bool {
         const SOCKETS: usize = 64;
         let Some(step) = ending.steps.pop_front() else {
             if !std::mem::replace(&mut ending.has_left, true) {
                 let orphans = ctx.arenas.leave(ending.id);
-                // (At once: a report that is asked for before the next step has all that was counted.)
+                // (This comes first, so that a report before the next step has all counts.)
                 orphans.iter().for_each(|a| ctx.ended.fold(&a.mem, a.uid));
                 ending.steps.extend(orphans.into_iter().map(|a| Step::Close(Rc::new(a))));
             }
@@ -43,9 +42,9 @@ impl Shm {
         for sock in (run.start..end).map(|i| step.mem().sock(i)).filter(|s| ArenaMem::is_open(s)) {
             match &step {
                 Step::Leave(mem) => self.leave_sock(ctx, sock, mem, ending.client.nonce, ending.client.family),
-                // Open but held by nobody: its process died while closing it, or
-                // while filling it in. In the second case it still names the slot
-                // of its previous life, which may be somebody else's now.
+                // The socket is open, but no process holds it: its process died while closing it,
+                // or while filling it in. In the second case it still names the slot of its
+                // previous life, which another connection may have now.
                 Step::Close(_) if !sock.is_held() => drop(ending.loose.insert(sock.place())),
                 Step::Compare(_) => drop(ending.loose.remove(&sock.place())),
                 Step::Loose(_) if !ending.loose.contains(&sock.place()) => {}
@@ -57,7 +56,8 @@ impl Shm {
         true
     }
 
-    /// All its sockets are closed: nobody wakes it, or is woken by it. In some channels; false: there are no more.
+    /// All its sockets are closed, so it neither wakes others nor is woken. Leaves some channels; false: there
+    /// are no more.
     pub fn leave_some_channels(&mut self, ctx: &mut Context, ending: &mut Ending) -> bool {
         const CHANNELS: usize = 16;
         let (id, client) = (ending.id, &ending.client);
@@ -82,7 +82,7 @@ impl Shm {
         true
     }
 
-    /// Others offer it nothing any more.
+    /// No offer reaches the process any more.
     pub fn leave_offers(&mut self, ctx: &mut Context, id: ConnId, client: &Client) {
         self.fold_after(ctx, id, client.uid);
         self.offers.leave(id);
@@ -95,7 +95,7 @@ impl Shm {
         }
     }
 
-    /// And its listeners and channels end, unless others have them.
+    /// Its listeners and channels end, unless other processes have them.
     pub fn leave_listeners(&mut self, ctx: &mut Context, id: ConnId, client: &mut Client) {
         let number = |l: &ListenerId| Some((*l, self.listeners.get(*l)?.number_of(id)?));
         let numbers: Vec<_> = client.works.iter().filter_map(number).collect();
@@ -106,7 +106,7 @@ impl Shm {
         for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
             ch.client_ended = true;
         }
-        // Connections that the client has left in a queue are still to be accepted, under its port.
+        // Connections that the client has left in a queue can still be accepted, under its port.
         let mut free = Vec::new();
         for (channel, first) in std::mem::take(&mut client.leases).into_all() {
             match self.channels.get_mut(channel) {
@@ -117,14 +117,14 @@ impl Shm {
         self.return_ports(ctx, client.family, free);
     }
 
-    /// One of its listeners ends, unless others have it. False: there is none.
+    /// One of its listeners ends, unless other processes have it. False: there is none.
     pub fn leave_a_listener(&mut self, ctx: &mut Context, ending: &mut Ending) -> bool {
         let Some(listener) = ending.client.holds.pop_first() else { return false };
         self.drop_holder(ctx, ending.id, listener);
         true
     }
 
-    /// Takes a process out of a socket, which is closed if nobody else holds it.
+    /// Takes a process out of a socket, which is closed if no other process holds it.
     fn leave_sock(&self, ctx: &Context, sock: &Sock, mem: &ArenaMem, nonce: u64, family: FamilyId) {
         if nonce == 0 {
             return;
@@ -139,7 +139,7 @@ impl Shm {
         }
     }
 
-    /// A process of a fork group died that may have changed a connection, and not have come to wake the peer.
+    /// A process of a fork group died. It may have changed a connection without waking the peer.
     fn wake_peer(&self, ctx: &Context, sock: &Sock, family: FamilyId) {
         let Place { channel, slot, side } = sock.place();
         let channel = self.channels.get(channel);
@@ -148,9 +148,9 @@ impl Shm {
         }
     }
 
-    /// A process died in the middle of an operation on a socket that processes of the fork group
-    /// use, too. Nobody can say how far it came, so the connection is reset; and
-    /// nobody waits for the dead.
+    /// A process died in the middle of an operation on a socket that other processes of the fork
+    /// group use, too. Its progress is unknown, so the connection is reset; and no process waits
+    /// for a dead one.
     fn break_token(&self, ctx: &Context, sock: &Sock, nonce: u64, mem: &ArenaMem, family: FamilyId) {
         let Place { channel, slot, side } = sock.place();
         let channel = self.channels.get(channel);
@@ -161,13 +161,7 @@ impl Shm {
             mem.count(Counter::ResetShm, 1);
         }
         for half in [&sock.tx, &sock.rx] {
-            if is_of(nonce, half.owner.load(Ordering::Acquire)) {
-                half.in_flight.store(half.pos.load(Ordering::Relaxed), Ordering::Release);
-            }
-            let holder = half.shared.load(Ordering::Acquire);
-            if is_of(nonce, holder) {
-                let _ = half.shared.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
-            }
+            token::expel(half, |thread| is_of(nonce, thread));
         }
     }
 
@@ -175,11 +169,10 @@ impl Shm {
     fn close_sock(&self, ctx: &Context, sock: &Sock, mem: &ArenaMem, family: FamilyId) {
         let Place { channel, slot, side } = sock.place();
         let channel = self.channels.get(channel);
-        // The family writes its arena itself: it may only close what is its
-        // own to close.
+        // The family itself writes its arena, so it may close only its own connections.
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
-            let rx = |word: &AtomicU64| word.load(Ordering::Acquire);
-            let unread = has_unread(&ch.mem, slot, side, rx(&sock.rx.pos), rx(&sock.rx.base), rx(&sock.rx.limit));
+            let (pos, base, left) = sock.rx.from_outside();
+            let unread = has_unread(&ch.mem, slot, side, pos, base, left);
             let bits = match self.remote.carries(family) {
                 true => status::RST | status::CLOSED,
                 false => closing_bits(ch, slot, side, sock, unread),
@@ -188,13 +181,13 @@ impl Shm {
             mem.count(Counter::CloseShm, 1);
             mem.count(Counter::ResetShm, u64::from(bits & status::RST != 0));
         }
-        mem.count(Counter::TxBytes, sock.tx.bytes.swap(0, Ordering::Relaxed));
-        mem.count(Counter::RxBytes, sock.rx.bytes.swap(0, Ordering::Relaxed));
+        mem.count(Counter::TxBytes, sock.tx.take_bytes());
+        mem.count(Counter::RxBytes, sock.rx.take_bytes());
         sock.free();
     }
 
-    /// The creator of an arena that lives on has ended: its counters are no
-    /// longer shown under its name.
+    /// The creator of an arena has ended, but the arena lives on: its counters are no longer shown
+    /// under the creator's name.
     fn fold_after(&mut self, ctx: &mut Context, id: ConnId, uid: u32) {
         if let Some(mem) = ctx.arenas.of(id).map(|a| a.mem.clone()) {
             ctx.ended.fold(&mem, uid);
@@ -208,7 +201,7 @@ impl Shm {
         for channel in &l.channels {
             let Some(ch) = self.channels.get(*channel) else { continue };
             ch.mem.set_workers(mask);
-            // Its queue is left for the others to steal from.
+            // The other workers steal from its queue.
             if number.is_some_and(|n| ch.mem.queued(1 + n) > 0) {
                 ch.mem.note_left_behind();
                 wake_stealers(ch, &ctx.clients);
@@ -219,8 +212,8 @@ impl Shm {
         }
     }
 
-    /// A process is done with a listener; with `all` nobody listens any more
-    /// (shutdown, which concerns the socket that processes of the fork group share).
+    /// A process is done with a listener. With `all` no process listens any more (shutdown, which
+    /// concerns the socket that the fork group shares).
     pub fn unlisten(&mut self, ctx: &mut Context, id: ConnId, listener: ListenerId, all: bool) {
         let Some(client) = ctx.clients.get_mut(id) else { return };
         if !client.holds.remove(&listener) {
@@ -244,8 +237,7 @@ impl Shm {
         }
     }
 
-    /// The end of a listener: connections that nobody accepted are reset, those
-    /// that somebody has go on.
+    /// The end of a listener: waiting connections are reset, accepted ones go on.
     pub fn end_listener(&mut self, ctx: &mut Context, listener: ListenerId) {
         let Some(l) = self.listeners.remove(listener) else { return };
         tracing::info!(listener, addr = crate::address::show(&l.info.addr), "listener ended");
@@ -294,22 +286,19 @@ fn stepped(ctx: &mut Context, ending: &mut Ending, step: Step) {
     let Step::Close(arena) = step else { return };
     ctx.ended.fold(&arena.mem, arena.uid);
     if !ending.loose.is_empty() {
-        // Processes that share that end have the same user.
+        // Processes that share an end have the same user.
         let others = ctx.arenas.iter().filter(|a| a.uid == arena.uid).map(|a| Step::Compare(a.mem.clone()));
         let next: Vec<_> = others.chain([Step::Loose(arena.clone())]).collect();
         next.into_iter().rev().for_each(|step| ending.steps.push_front(step));
     }
 }
 
-/// Is this thread one of the process with that nonce? Its identity carries 16 bits
-/// of it; 0 and 1 are nobody's.
+/// Does this thread belong to the process with that nonce? Its identity carries 16 bits of the
+/// nonce; 0 and 1 belong to nobody.
 fn is_of(nonce: u64, thread: u64) -> bool {
     thread > 1 && thread >> 48 == nonce >> 16 & 0xffff
 }
 
 fn died_inside(sock: &Sock, nonce: u64) -> bool {
-    [&sock.tx, &sock.rx].iter().any(|half| {
-        is_of(nonce, half.shared.load(Ordering::Acquire))
-            || in_critical_section(*half) && is_of(nonce, half.owner.load(Ordering::Acquire))
-    })
+    [&sock.tx, &sock.rx].into_iter().any(|half| token::died_inside(half, |thread| is_of(nonce, thread)))
 }

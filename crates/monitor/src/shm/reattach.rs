@@ -1,9 +1,10 @@
-//! What processes have from a monitor before this one, which has died: arenas, channels, leases of ports.
+//! State that processes have from a former monitor: arenas, channels, and leases of ports.
 //!
-//! They show it by descriptors (ADR 48). The kernel says of a channel's memory that a monitor has made it, and for which
-//! number. A process with the memory of a channel can write anything into it, so the
-//! monitor gives nothing away by believing which of the two ends it has. The rest is proven: a process that binds a
-//! channel to a listener holds that listener, and processes of one fork group show the same arena with the same rights.
+//! Processes show this state by descriptors (ADR 48). The kernel proves that a monitor of this
+//! user made the memory of a channel, and for which channel number. A process that has the memory
+//! can write anything into it anyway. So it does no harm if the monitor believes the process which
+//! side it is on. The rest is proved: a process that binds a channel to a listener holds that
+//! listener, and processes of one fork group show the same arena with the same rights.
 
 use crate::answer::{Answer, Misbehaved};
 use crate::context::Context;
@@ -26,7 +27,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::rc::Rc;
 
-/// A process with a library of another version. It is told so, and gets nothing else.
+/// Answers a process whose library has another version. The process gets this answer and nothing
+/// else.
 pub fn other_version(ctx: &mut Context, id: ConnId, theirs: u64) -> Errno {
     let ours = fsocket_abi::VERSION;
     if let Some(client) = ctx.clients.get(id) {
@@ -41,13 +43,14 @@ pub fn other_version(ctx: &mut Context, id: ConnId, theirs: u64) -> Errno {
     Errno::PROTO
 }
 
-/// An arena that another process with the same rights has shown: both are of one fork group. False: it is not known.
-/// (A child that has given up rights may have kept the descriptor, and stays outside.)
+/// Handles an arena that another process with the same rights has shown before: both processes
+/// belong to one fork group. False: the arena is unknown. (A child that has given up rights may
+/// still have the descriptor, but is not let into the group.)
 pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited: bool) -> bool {
     let Some(client) = ctx.clients.get_mut(id) else { return true };
     let Ok(file) = FileId::of(fd) else { return false };
     let Some(arena) = ctx.arenas.shown(file, client.rights()) else { return false };
-    // (One that has leases or listeners already stays in its fork group.)
+    // (A process that already has leases or listeners stays in its fork group.)
     if client.family != arena.family && !client.has_nothing() {
         return true;
     }
@@ -62,7 +65,8 @@ pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited:
 }
 
 impl Shm {
-    /// The ports of the connections in the arenas of this process are not given to others.
+    /// Reserves the ports of connections in this process's arenas, so that no other process gets
+    /// them.
     pub fn ports_in_use(&mut self, ctx: &Context, id: ConnId) {
         let Some((family, uid)) = ctx.clients.get(id).map(|c| (c.family, c.uid)) else { return };
         let mut blocks = BTreeSet::new();
@@ -79,7 +83,7 @@ impl Shm {
         }
     }
 
-    /// A lease that a channel has from before.
+    /// Renews a lease that a channel had from the former monitor.
     pub fn lease_again(
         &mut self,
         ctx: &mut Context,
@@ -92,14 +96,15 @@ impl Shm {
         }
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let kept = self.family_leases.get_mut(&family);
-        // Its channels may share a block, to different destinations: the client's own concern, as the servers may
-        // not have come yet.
+        // Channels of one client may share a block if their destinations differ. The monitor does
+        // not check that here, because the servers may not have announced themselves yet. Only the
+        // client suffers from a false claim.
         let has = ctx.clients.get(id).map_or(&[][..], |c| c.leases.of(first));
         let shared = self.registry.owner(first) == lessee(channel) && !has.is_empty() && !has.contains(&channel);
         let known = kept.and_then(|kept| kept.iter().position(|f| *f == first).map(|at| kept.remove(at)));
         if known.is_none() && !shared {
             self.may_lease(ctx, id)?;
-            // A port in it may have been bound for another channel meanwhile.
+            // A port of the block may have been bound for another channel meanwhile.
             let mut block = first..=first.saturating_add(BLOCK - 1);
             if block.any(|port| self.registry.owner(port) != 0) || !self.ports.take(first) {
                 return Err(Errno::ADDRINUSE);
@@ -112,7 +117,7 @@ impl Shm {
         Ok((answer::Ports { first, count: BLOCK.into() }, None))
     }
 
-    /// A process shows a channel of which it is at one side.
+    /// A process shows a channel and says on which side of it the process is.
     pub fn attach(
         &mut self,
         ctx: &mut Context,
@@ -125,8 +130,9 @@ impl Shm {
         let Some(client) = ctx.clients.get(id) else { return Ok(()) };
         let (uid, pid, family) = (client.uid, client.pid, client.family);
         if self.channels.get(channel).is_none() {
-            // For lack of room it stays what it is for its two sides, without us. (While its client is not known
-            // it counts for the user that has shown it.)
+            // If there is no room, the channel goes on between its two sides without the monitor.
+            // (While the client is unknown, the channel counts for the user of the process that
+            // has shown it.)
             if !self.has_share(ctx, uid, shares::CHANNEL) {
                 return Ok(());
             }
@@ -198,7 +204,8 @@ impl Shm {
         let holds = ctx.clients.get(id).is_some_and(|c| c.holds.contains(&listener));
         let l = self.listeners.get_mut(listener).filter(|_| holds);
         let Some(ch) = self.channels.get_mut(channel) else { return false };
-        // A process that came to the server's side first need not be of this server: it gets no listener's channel.
+        // A process that claims the server side first may be lying, so a channel with a listener
+        // refuses it.
         let own = ch.server_families.is_empty() || ch.server_families.contains(&family);
         match l {
             Some(l) if ch.listener == listener || ch.listener == 0 && own => {
@@ -211,7 +218,8 @@ impl Shm {
                 l.families.insert(family);
                 ch.mem.set_workers(l.worker_mask());
             }
-            // It has accepted, and closed the listener, or left it to a process of its fork group.
+            // The process has accepted connections, and has closed the listener or left it to its
+            // fork group.
             _ if own => {}
             _ => return false,
         }
@@ -219,7 +227,8 @@ impl Shm {
         true
     }
 
-    /// To a forked child, which may have been made before its parent has read that.
+    /// Repeats WATCHED for a forked child: the child may have been forked before its parent read
+    /// that message.
     pub fn tell_watched(&mut self, ctx: &mut Context, child: ConnId) {
         let whole = |ch: &&Channel| ch.is_from_before && ch.is_whole() && ch.known_to.contains(&child);
         for channel in self.channels.iter().filter(whole).map(|ch| ch.id).collect::<Vec<_>>() {
@@ -228,10 +237,13 @@ impl Shm {
     }
 }
 
-/// Memory that a monitor before this one has made for channel `id`, as a process shows it. The kernel says so: by the
-/// owner of the memfd and its name, which nobody can change. (What is in it anybody can write.)
+/// Checks memory that a process shows as channel `id` of a former monitor. The proof is the owner
+/// of the memfd and its name, which no process can change. (Any process that has it can change its
+/// contents.)
+///
 /// # Errors
-/// EINVAL: it is none, or could shrink under us. EPERM: no monitor of this user has made it for that number.
+/// EINVAL: not such memory, or it could shrink during its use. EPERM: no monitor of this user has
+/// made the memory for channel `id`.
 fn channel_memory(fd: ForeignFd, id: ChannelId) -> io::Result<ChannelMem> {
     let sealed = rustix::fs::fcntl_get_seals(fd.as_fd())?;
     let stat = rustix::fs::fstat(fd.as_fd())?;
@@ -251,7 +263,7 @@ fn tell_watched_of(ctx: &mut Context, process: ConnId, channel: ChannelId) {
     ctx.clients.notify(process, notice::Watched { channel });
 }
 
-/// Of which neither side is known yet.
+/// A channel of which neither side is known yet.
 fn from_before(id: ChannelId, mem: ChannelMem, uid: u32) -> Channel {
     Channel {
         id,
@@ -273,7 +285,7 @@ fn from_before(id: ChannelId, mem: ChannelMem, uid: u32) -> Channel {
         switched: RefCell::default(),
         pipes: Default::default(),
         is_from_before: true,
-        // Of a client that has died meanwhile a child may have connections.
+        // (A child may still have connections of a client that has ended.)
         client_ended: true,
         client_gone: false,
         listener_gone: false,

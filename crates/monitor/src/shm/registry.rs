@@ -1,6 +1,6 @@
 //! The registry that clients map read-only: which listeners exist.
 //!
-//! Written with atomics word by word under a sequence lock; see
+//! It is written with atomics, word by word, under a sequence lock. See
 //! [`fsocket_proto::registry`].
 
 use crate::foreign::ForeignFd;
@@ -36,8 +36,8 @@ impl Registry {
         )?;
         rustix::fs::ftruncate(&fd, SIZE as u64)?;
         let map = Mapping::new(&fd, SIZE)?;
-        // After our own mapping: nobody else can ever map it for writing, nor
-        // write(2) to it.
+        // Sealed after the monitor has mapped it: from here on no process can map it for writing
+        // or write(2) to it.
         rustix::fs::fcntl_add_seals(
             &fd,
             SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
@@ -46,14 +46,15 @@ impl Registry {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         registry.put(offset_of!(Layout, started), now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000);
         registry.put(offset_of!(Layout, cpus), online_cpus());
-        // Even, and no number of a monitor before this one: a reader may change from one to the other in between.
+        // A random even number, so that it differs from the numbers of former monitors. A reader
+        // may switch from one registry to the other between two readings.
         registry.put(offset_of!(Layout, generation), RandomState::new().build_hasher().finish() & !1);
         registry.put(offset_of!(Layout, touched), RandomState::new().build_hasher().finish());
         registry.put(offset_of!(Layout, magic), MAGIC);
         Ok(registry)
     }
 
-    /// The descriptor to hand out.
+    /// The descriptor that clients get.
     pub fn fd(&self) -> Rc<ForeignFd> {
         self.fd.clone()
     }
@@ -62,7 +63,7 @@ impl Registry {
         self.used.len() >= ENTRIES
     }
 
-    /// Adds a listener; false when there is no room.
+    /// Adds a listener. False: there is no room.
     pub fn add(&mut self, listener: u64, netns: u64, addr: &Addr) -> bool {
         if self.is_full() {
             return false;
@@ -82,7 +83,7 @@ impl Registry {
         true
     }
 
-    /// Removes a listener; the last entry takes its place.
+    /// Removes a listener. The last entry moves to its place.
     pub fn remove(&mut self, listener: u64) {
         let Some(index) = self.used.iter().position(|&l| l == listener) else { return };
         self.used.swap_remove(index);
@@ -95,7 +96,7 @@ impl Registry {
         });
     }
 
-    /// Replaces the local addresses; beyond [`LOCALS`] they are left out.
+    /// Replaces the list of local addresses. It has room for [`LOCALS`] of them.
     pub fn set_locals<'a>(&mut self, addresses: impl Iterator<Item = &'a [u8; 16]>) {
         self.change(|r| {
             let mut count = 0;
@@ -111,14 +112,15 @@ impl Registry {
         });
     }
 
-    /// Connections between network namespaces may go over.
+    /// Tells libraries that connections between network namespaces may move to shared memory from
+    /// now on.
     pub fn set_pairs(&mut self) {
         self.change(|r| r.put(offset_of!(Layout, pairs), 1));
     }
 
-    /// Replaces the source-port slices: namespace, first port, ports a slice, CPU
-    /// of each slice. Beyond [`SLICED`] namespaces and [`SLICE_CPUS`] they are left
-    /// out: connections from there take any port.
+    /// Replaces the slices of source ports: network namespace, first port, ports in a slice, CPU
+    /// of each slice. There is room for [`SLICED`] namespaces and [`SLICE_CPUS`] CPUs. Connections
+    /// of others take any port.
     pub fn set_slices<'a>(&mut self, all: impl Iterator<Item = (u64, u16, u32, &'a [u32])>) {
         self.change(|r| {
             let mut count = 0;
@@ -142,18 +144,19 @@ impl Registry {
         });
     }
 
-    /// A client's ports: to whom they are leased, as a channel of its. Before the client hears of it.
+    /// Records which channel has leased these ports. This is done before the client learns of the
+    /// lease.
     pub fn set_owner(&self, ports: impl Iterator<Item = u16>, channel: ChannelId) {
         ports.for_each(|port| self.owner_of(port).store(lessee(channel), Ordering::Release));
     }
 
-    /// A channel to a listener on that port.
+    /// Counts one more channel to a listener at this port.
     pub fn serves(&self, port: u16) {
         let channels = self.channels_on(port);
         channels.store(channels.load(Ordering::Relaxed).saturating_add(1), Ordering::Release);
     }
 
-    /// One that was counted has ended.
+    /// Counts one channel less.
     pub fn serves_no_more(&self, port: u16) {
         let channels = self.channels_on(port);
         channels.store(channels.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
@@ -163,7 +166,7 @@ impl Registry {
         self.map.at(offset_of!(Layout, served) + usize::from(port) * size_of::<AtomicU32>())
     }
 
-    /// A [`lessee`]; 0: none.
+    /// The [`lessee`] that owns this port; 0: none.
     pub fn owner(&self, port: u16) -> u32 {
         self.owner_of(port).load(Ordering::Relaxed)
     }
@@ -172,7 +175,7 @@ impl Registry {
         self.map.at(offset_of!(Layout, owner) + usize::from(port) * size_of::<AtomicU32>())
     }
 
-    /// Nothing has changed here, but readers are to ask the monitor again.
+    /// Makes readers ask the monitor again, although nothing here has changed.
     pub fn touch(&mut self) {
         self.change(Self::count_touch);
     }
@@ -185,11 +188,11 @@ impl Registry {
     fn change(&mut self, f: impl FnOnce(&mut Self)) {
         let generation = |r: &Self, order| r.map.at::<AtomicU64>(offset_of!(Layout, generation)).fetch_add(1, order);
         generation(self, Ordering::Relaxed);
-        // Odd before any of the change; pairs with the reader's acquire fence
-        // before its second look at `generation`.
+        // Readers see the odd number before they see any part of the change. This fence pairs with
+        // the reader's acquire fence before it reads `generation` again.
         fence(Ordering::Release);
         f(self);
-        // Release: even after all of the change.
+        // Release: readers see the even number only after the whole change.
         generation(self, Ordering::Release);
     }
 
@@ -212,9 +215,9 @@ fn entry_off(index: usize) -> usize {
     offset_of!(Layout, entry) + index * size_of::<Entry>()
 }
 
-/// CPUs that are online; 0 if that cannot be told.
+/// Number of online CPUs; 0 if unknown.
 fn online_cpus() -> u64 {
-    // SAFETY: plain sysconf.
+    // SAFETY: sysconf has no preconditions.
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(0) as u64
 }
 

@@ -1,9 +1,11 @@
-//! Connections to other hosts that go over to shared memory with this host's agent, which carries them (ADR 60).
+//! Moves connections to other hosts into shared memory with this host's agent, which carries them
+//! over RDMA (ADR 60).
 //!
-//! As between network namespaces ([`super::crossing`]), but the other end is on another host. A stand-in of the agent's
-//! goes over in its place: where the program has opened the connection, the stand-in accepts; where the program has
-//! accepted it, the stand-in opens. At what moment the stream is at rest the two programs' ends say, and not the
-//! stand-in's, so the counts in the slot are put in place here.
+//! This works as between network namespaces ([`super::crossing`]), but the other end is on another
+//! host. A *stand-in*, a socket of the agent, takes the place of the other end. If the program has
+//! opened the connection, the stand-in accepts; if the program has accepted it, the stand-in
+//! opens. Only the ends of the two programs know when all bytes in flight have arrived, not the
+//! stand-in. So the monitor sets the byte counts in the slot.
 
 use crate::answer::{answer_json, any, Answer, Misbehaved};
 use crate::clients::Outgoing;
@@ -23,9 +25,10 @@ use rustix::net::sockopt::socket_cookie;
 use rustix::thread::futex;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// How long a program waits for the other host when its connection goes over, milliseconds.
+/// How long a program waits for the other host while its connection moves, in milliseconds.
 const PATIENCE_MS: u64 = 500;
-/// Wishes that the agent has not answered. It answers each, or the program has given up long ago.
+/// Requests that the agent has not answered yet, at most. The agent answers each of them, unless
+/// the program has given up long before.
 const WISHES: usize = 4096;
 
 fn address((ip, port): ([u8; 16], u16)) -> SocketAddr {
@@ -46,14 +49,14 @@ impl Shm {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let (pid, uid) = (client.pid, client.uid);
         let is_own = ctx.config.private && uid == rustix::process::geteuid().as_raw();
-        // (The root of a container has the number 0, too.)
+        // (Root of a container also has user number 0, so the network namespace is checked, too.)
         let is_here = descriptor::netns_cookie(client.fd.as_fd()).is_ok_and(|netns| netns == ctx.netns);
         if uid != 0 && !is_own || !is_here {
             return Err(Errno::PERM);
         }
         let links = ctx.config.links.as_ref().ok_or(Errno::OPNOTSUPP)?;
         if let Some(before) = &self.remote.agent {
-            // It has been killed, and its end has not been read.
+            // The former agent was killed, and the monitor has not read the end of its socket yet.
             ctx.clients.doom(before.line, "another agent has come");
         }
         let (known, families) = (std::mem::take(&mut self.remote.known), std::mem::take(&mut self.remote.families));
@@ -61,7 +64,7 @@ impl Shm {
         answer_json(uid, links).map(|(length, fd)| (answer::Agent { length }, fd))
     }
 
-    /// The agent's other messages. `None`: not answered.
+    /// Handles the agent's other messages. `None`: there is no answer.
     pub fn agent_says(&mut self, ctx: &mut Context, said: Request) -> Result<Option<Answer<Message>>, Misbehaved> {
         match said {
             Request::Link(msg) => return Ok(Some(any(self.link(ctx, msg).map(|()| (answer::Link {}, None))))),
@@ -78,7 +81,7 @@ impl Shm {
         let host = IpAddr::V6(Ipv6Addr::from(msg.host)).to_canonical();
         if !msg.up {
             if self.remote.linked.remove(&host) {
-                tracing::info!(%host, "connections to this host do not go over any more");
+                tracing::info!(%host, "connections to this host no longer move to RDMA");
             }
             return Ok(());
         }
@@ -90,7 +93,7 @@ impl Shm {
         if agent.works.is_empty() {
             return Err(Errno::NOENT);
         }
-        tracing::info!(%host, "connections to this host may go over");
+        tracing::info!(%host, "connections to this host may move to RDMA");
         self.remote.families.insert(agent.family);
         self.remote.linked.insert(host);
         self.remote.known.insert(host);
@@ -98,7 +101,8 @@ impl Shm {
         Ok(())
     }
 
-    /// An accepted end: the agent's stand-in, or a program's of a connection with a host that is linked.
+    /// Notes an accepted end: that of a stand-in, or that of a program's connection with a linked
+    /// host.
     pub fn offer_remote(
         &mut self,
         ctx: &Context,
@@ -123,7 +127,8 @@ impl Shm {
         Some(listener.ok_or(Errno::NOENT).map(|l| self.remote.offers.add(*end, id, (name, l))))
     }
 
-    /// [`request::Meet`] of a connection to a host that is linked, or of a stand-in: to which listener the channel is.
+    /// Handles [`request::Meet`] for a connection to a linked host or for a stand-in. Returns the
+    /// listener of the channel.
     pub fn meet_remote(
         &mut self,
         ctx: &mut Context,
@@ -136,7 +141,7 @@ impl Shm {
         }
         let end = end_of(fd).ok()?;
         if !self.remote.is_linked(ctx, &end) {
-            // It may be again.
+            // ENOENT lets the program try later: the host may be linked again.
             return self.remote.known.contains(&end.2.ip()).then_some(Err(Errno::NOENT));
         }
         let agent = self.remote.agent(ctx)?;
@@ -150,7 +155,8 @@ impl Shm {
         Some(listener.ok_or(Errno::NOENT))
     }
 
-    /// [`request::Upgrade`] after [`Shm::meet_remote`]: how long the other host may take, milliseconds.
+    /// Handles [`request::Upgrade`] after [`Shm::meet_remote`]. Returns how long the other host
+    /// may take, in milliseconds.
     pub fn upgrade_remote(
         &mut self,
         ctx: &mut Context,
@@ -171,7 +177,7 @@ impl Shm {
         Some(asked.map(|()| PATIENCE_MS))
     }
 
-    /// The stand-in has opened a slot for a connection that a program has accepted.
+    /// A stand-in has opened a slot for a connection that a program has accepted.
     fn stand_in_opens(
         &mut self,
         ctx: &mut Context,
@@ -194,7 +200,7 @@ impl Shm {
         self.hand_over(ctx, &msg, to.by, to.name)
     }
 
-    /// A program's connection is to go over, and the other host is asked.
+    /// A program's connection is about to move, so the agent must ask the other host.
     fn wish(&mut self, ctx: &mut Context, id: ConnId, msg: request::Upgrade, end: &End) -> Result<(), Errno> {
         let agent = self.remote.agent(ctx).ok_or(Errno::NOENT)?;
         let (family, agents) =
@@ -232,7 +238,7 @@ impl Shm {
         if slot.state.load(Ordering::Acquire) != slot_state::of(slot_state::OFFERED, asked.generation) {
             return;
         }
-        // As the stand-in's peer would say it.
+        // These are the values that the peer of the program would write.
         slot.migrated[0].limit.store(msg.sent, Ordering::Relaxed);
         slot.migrated[0].base.store(msg.received, Ordering::Release);
         let _ = self.hand_over(ctx, &asked, agent, name);

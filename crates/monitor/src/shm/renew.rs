@@ -1,10 +1,9 @@
-//! Rights: processes that give some up, and who may share memory on the server's side.
+//! Rights: processes that give up rights, and processes that may share memory on the server side.
 //!
-//! A channel is mapped by every worker of its listener. So all of them must be allowed to do what
-//! the others do: the same user with the same [`Rights`]. The first worker decides whose
-//! listener it is. Where workers with other rights come while those are there, or after them, the
-//! kernel serves the listener from then on: it has one queue for all, and gives each connection
-//! to one process.
+//! Every worker of a listener maps the listener's channels. So all workers must have the same user
+//! and the same [`Rights`]. The first worker decides which rights these are. If a worker with
+//! other rights comes, the kernel serves the listener from then on: it has one queue for all
+//! workers, and gives each connection to one of them.
 
 use crate::answer::Misbehaved;
 use crate::clients::Client;
@@ -18,15 +17,17 @@ use crate::{shares, ConnId, ListenerId};
 use fsocket_proto::notice;
 
 impl Shm {
-    /// A process has other credentials from now on, and talks to us over a socket made with
-    /// those. It keeps its listeners. The process of before is then at its end.
+    /// Handles a process that has changed its credentials and shows a new socket, made with the
+    /// new ones. The process keeps its listeners. Its old identity counts as a process that has
+    /// ended.
     pub fn renew(&mut self, ctx: &mut Context, id: ConnId, fd: Option<ForeignFd>) -> Result<(), Misbehaved> {
         let fd =
             fd.filter(|fd| descriptor::is_control_socket(fd.as_fd())).ok_or(Misbehaved("RENEW of something else"))?;
         let Some(old) = ctx.clients.get(id) else { return Ok(()) };
-        let (pid, uid) = descriptor::peer(fd.as_fd()).map_err(|_| Misbehaved("RENEW by nobody"))?;
-        // Down from root, or as the same user with fewer rights. A socket that another user has made
-        // does not lend that user's name. (The user of a private monitor vouches for the programs started under it.)
+        let (pid, uid) = descriptor::peer(fd.as_fd()).map_err(|_| Misbehaved("RENEW by an unknown process"))?;
+        // Allowed: from root to any user, or to the same user with fewer rights. A socket made by
+        // another user does not give that user's rights. (A private monitor allows any change: its
+        // user is responsible for the programs started under it.)
         let allowed = old.uid == 0 || old.uid == uid || ctx.config.private;
         let (nonce, was, holds, off, program) = (old.nonce, old.uid, old.holds.clone(), old.off, old.program);
         if allowed && self.has_share(ctx, uid, shares::CLIENT) {
@@ -52,7 +53,8 @@ impl Shm {
         Ok(())
     }
 
-    /// May this process be a worker of a listener, on the memory of those that are or were?
+    /// Whether this process may become a worker of a listener, and thereby map the memory of the
+    /// other workers.
     pub fn may_serve(&mut self, ctx: &mut Context, id: ConnId, listener: ListenerId) -> bool {
         let Some(rights) = ctx.clients.get(id).map(Client::rights) else { return false };
         let Some(l) = self.listeners.get_mut(listener) else { return false };
@@ -75,7 +77,7 @@ impl Shm {
             ctx.clients.notify(*worker, notice::OtherRights { listener });
         }
         if !self.move_waiting(ctx, listener, None) && workers.is_empty() {
-            // No process can take the connections that wait there.
+            // No process can take the connections in these queues.
             for ch in channels.into_iter().filter_map(|c| self.channels.get(c)) {
                 end_listening(ch, &ctx.clients);
             }

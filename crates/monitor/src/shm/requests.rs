@@ -47,14 +47,15 @@ impl Shm {
         client.has_closings = false;
         client.nonce = msg.nonce;
         client.class = msg.rights;
-        // Of one that was announced and says hello before we see whom messages are from: as its parent's.
+        // A child that its parent has announced may say HELLO before messages show their senders.
+        // It then gets its parent's rights.
         client.kernel = match (&ctx.policy.sender, client.pid) {
             (Some(sender), _) => sender.rights(),
             (None, 0) => client.kernel,
             (None, pid) => Sender { pid, ..Sender::default() }.rights(),
         };
         if client.pid == 0 {
-            // (A process in a PID namespace of its own says another number.)
+            // (The process may be in another PID namespace and send its number there.)
             let seen = ctx.policy.sender.as_ref().map(|s| s.pid).filter(|pid| *pid != 0);
             client.pid = seen.unwrap_or(msg.pid);
         }
@@ -62,7 +63,7 @@ impl Shm {
         ctx.clients.named(id, msg.nonce);
         tracing::debug!(process = %ctx.clients.name(id), uid, "hello");
         ctx.look_if_off(id, msg.off);
-        // (Without credentials it is nobody for now.)
+        // (Without credentials, the process is treated as unknown for now.)
         let party = ctx.note_party(id, false);
         if !is_known {
             ctx.choose_program(id, &party.unwrap_or_default());
@@ -89,8 +90,8 @@ impl Shm {
         if msg.nonce == 0 || nonce_taken || !descriptor::is_control_socket(fd.as_fd()) {
             return Err(Misbehaved("ADOPT of something else"));
         }
-        // The credentials of the pair are the parent's; the child may have
-        // become somebody with fewer rights, never with more.
+        // The kernel shows the parent's credentials for the socket pair. The child may have
+        // dropped rights since then, but cannot have gained any.
         crate::wire::ask_for_senders(fd.as_fd());
         let mut child = Client::new(fd, p.uid, 0, p.family);
         child.nonce = msg.nonce;
@@ -103,7 +104,8 @@ impl Shm {
         }
         let (holds, is_successor) = (child.holds.clone(), child.is_successor);
         if !self.has_share(ctx, child.uid, shares::CLIENT) {
-            // Its connections are then seen as closed when its parent goes.
+            // The monitor does not know the child. When its parent ends, its connections will look
+            // closed.
             tracing::warn!(uid = child.uid, "too many processes; child not adopted");
             return Ok(());
         }
@@ -114,7 +116,7 @@ impl Shm {
             }
         }
         ctx.arenas.inherit(parent, child);
-        // (What a successor gets of them it asks for.)
+        // (A successor asks for the channels that it needs.)
         for ch in self.channels.iter_mut().filter(|ch| !is_successor && ch.known_to.contains(&parent)) {
             ch.known_to.insert(child);
         }
@@ -145,7 +147,8 @@ impl Shm {
         }
         let mem = match ArenaMem::open(fd) {
             Ok(mem) => Rc::new(mem),
-            // Ours to be short of; the process goes on without being watched.
+            // The monitor is short of memory or descriptors. The process goes on, but the monitor
+            // does not watch its arena.
             Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Ok(()),
             Err(_) => return Err(Misbehaved("not an arena")),
         };
@@ -192,13 +195,14 @@ impl Shm {
                 {
                     return Err(Errno::MFILE);
                 }
-                // A process may have closed a socket on this address without telling: it must
-                // not get the new one's connections.
+                // A process may have closed a socket at this address without telling the monitor.
+                // It must not get connections of the new socket.
                 self.drop_stale(ctx, info.netns, &info.addr);
                 ctx.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);
                 if msg.held_elsewhere {
-                    // A process without the library may accept there: the kernel serves it until one with the library looks.
+                    // A process without the library may accept there. So the kernel serves the
+                    // listener until a process with the library works for it.
                     self.listeners.hide_until_served(new);
                 } else {
                     self.registry.add(new, info.netns, &info.addr);
@@ -263,15 +267,15 @@ impl Shm {
             if is_looked_after {
                 self.dispatch.arrives(channel, &ctx.config.balance);
             }
-            // First the channel, then the mask bit: nobody queues for a worker
-            // that was not told.
+            // Workers get the channel before clients see the bit in the mask. So no client queues
+            // a connection for a worker that lacks the channel.
             self.offer(ctx, channel, id, id);
             if let Some(ch) = self.channels.get(channel) {
                 ch.mem.set_workers(mask);
             }
         }
         let is_served = match hidden_until {
-            Shown::WhenServed => msg.work != Work::Leaves,
+            Shown::WhenServed => true,
             Shown::WhenAccepted => msg.work == Work::Accepts,
             Shown::Yes | Shown::Never => false,
         };
@@ -283,7 +287,7 @@ impl Shm {
         Ok((answer::Worker { listener: msg.listener, number, untaken: hidden }, None))
     }
 
-    /// Sends a channel to a worker of its listener. `by`: the process that wants it to be sent.
+    /// Sends a channel to a worker of its listener. `by`: the process that has caused this.
     fn offer(&mut self, ctx: &mut Context, channel: ChannelId, worker: ConnId, by: ConnId) {
         let Some(family) = ctx.clients.get(worker).map(|c| c.family) else { return };
         let Some(ch) = self.channels.get_mut(channel) else { return };
@@ -309,19 +313,21 @@ impl Shm {
         let ip = destination(msg.to.ip);
         let end = descriptor::client_end(fd.as_fd(), &ip, msg.to.port)?;
         let netns = end.netns;
-        // Also for a listener bound to exactly this address: with IP_FREEBIND
-        // anybody can bind somebody else's.
+        // The address must be local, even if a listener is bound to it: with IP_FREEBIND any
+        // process can bind an address of another host.
         let ours = is_loopback(&ip) || (netns == ctx.netns && ctx.locals.contains(&ip));
         if !ours {
             return Err(Errno::NOENT);
         }
-        // Before the look at the listener, so that what happens meanwhile is a change.
+        // The count is read before the listener is looked up. So if the listener changes after
+        // this, the client sees another count.
         let closings = self.closings.count_for(ctx, id, msg.to.port);
         loop {
             let listener = self.listeners.find(netns, ip, msg.to.port).ok_or(Errno::NOENT)?;
             if !self.leads_to(ctx, listener, ip, fd.as_fd()) {
                 if !self.still_listens(ctx, listener, Some(fd.as_fd())) {
-                    // Its socket was closed in secret: see who is next.
+                    // The listener's socket was closed without a message. Look for the next
+                    // listener.
                     self.end_listener(ctx, listener);
                     continue;
                 }
@@ -339,7 +345,8 @@ impl Shm {
         }
     }
 
-    /// The process's channel to a listener, unless that one is `full`.
+    /// The channel of this process to a listener. A new one is made if there is none yet, or if it
+    /// is `full`.
     pub fn channel_to(
         &mut self,
         ctx: &mut Context,
@@ -347,7 +354,7 @@ impl Shm {
         listener: ListenerId,
         full: Option<ChannelId>,
     ) -> Answer<answer::Connect> {
-        // (A socket may be shown again after its listener has ended.)
+        // (A client may show a socket after its listener has ended.)
         let is_open =
             |ch: &Channel| ch.is_whole() && !ch.listener_gone && ch.mem.listener_closed().load(Ordering::Relaxed) == 0;
         let own = |ch: &&Channel| ch.client == id && is_open(ch);
@@ -391,7 +398,7 @@ impl Shm {
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
         let (addr, netns, reuse, server_uid) = (l.info.addr, l.info.netns, l.reuse, l.uid);
-        // A worker that does not read has channels enough.
+        // A worker that does not read its messages gets no more channels.
         let workers: Vec<ConnId> = l.accepting().collect();
         if workers.iter().any(|worker| *worker != id && !ctx.clients.has_room(id, *worker, 1)) {
             return Err(Errno::MFILE);
@@ -446,7 +453,8 @@ impl Shm {
         Ok((channel, fd))
     }
 
-    /// Whether a user may have one channel more of those that a listener can have: as many as are left for all others.
+    /// Whether a user may have one more channel to this listener. A user may have as many as are
+    /// left for all others.
     fn has_room(&self, ctx: &Context, listener: ListenerId, uid: u32) -> bool {
         let Some(l) = self.listeners.get(listener) else { return false };
         let of = l.channels.iter().filter_map(|ch| self.channels.get(*ch));
@@ -463,8 +471,8 @@ impl Shm {
         }
     }
 
-    /// Whether a user whose processes need another channel holds less memory than is left for all others. As it
-    /// was a moment ago ([`crate::shm::resident`]).
+    /// Whether this user holds less memory than is left for all others. The numbers are a few
+    /// moments old ([`crate::shm::resident`]).
     fn has_memory(&mut self, ctx: &Context, uid: u32) -> bool {
         let Shm { memory, channels, .. } = self;
         memory.look(|first| channels.from(first), |first| ctx.arenas.iter().skip(first));
@@ -472,8 +480,8 @@ impl Shm {
         shares::admits(own, memory.all(), 0, ctx.config.memory)
     }
 
-    /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private
-    /// monitor, get what is there.
+    /// Whether `more` descriptors are within this user's share. Root, and the user of a private
+    /// monitor, may take everything that is left.
     pub fn has_share(&self, ctx: &Context, uid: u32, more: u64) -> bool {
         let (mut own, mut all) = closer().held(uid);
         for (holder, n) in self.listeners.by_user() {

@@ -1,7 +1,8 @@
-//! Memory that users have behind channels and arenas.
+//! How much memory the channels and arenas of each user take.
 //!
-//! It is read from each of them, and there are thousands. So each request reads a few: what is known is what the last look
-//! at all has found, or this one so far if that is more.
+//! The monitor must ask the kernel about each of them, and there may be thousands. So each request
+//! for a channel measures only some of them. The known value is that of the last complete round,
+//! or of the present round if that is more.
 
 use crate::arenas::Arena;
 use crate::shm::channels::Channel;
@@ -9,31 +10,32 @@ use crate::ChannelId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Channels or arenas that one request reads.
+/// Channels or arenas that are measured for one request.
 const EACH: usize = 32;
-/// A look begins so long after the one before has begun.
+/// A new round begins at least this long after the last one began.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// Where a look goes on.
+/// Where the round goes on.
 #[derive(Clone, Copy)]
 enum At {
     Channel(ChannelId),
-    /// Place among all arenas.
+    /// Index among all arenas.
     Arena(usize),
 }
 
 #[derive(Default)]
 pub struct Resident {
-    /// Bytes by user, of the last look.
+    /// Bytes by user, from the last complete round.
     before: HashMap<u32, u64>,
-    /// Of this one.
+    /// Bytes by user, so far in the present round.
     now: HashMap<u32, u64>,
     at: Option<At>,
     began: Option<Instant>,
 }
 
 impl Resident {
-    /// Goes on with a look, or begins one if it is time. `channels` has those from a number on.
+    /// Goes on with a round, or begins one if it is time. `channels` and `arenas` return those
+    /// from a number on.
     pub fn look<'a, C, A>(&mut self, channels: impl FnOnce(ChannelId) -> C, arenas: impl FnOnce(usize) -> A)
     where
         C: Iterator<Item = &'a Channel>,

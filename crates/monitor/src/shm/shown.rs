@@ -36,12 +36,13 @@ impl Shm {
         }
         let for_now = l.held_elsewhere && how != Unpublishing::ForGood;
         self.hide_listener(listener, if for_now { Shown::WhenServed } else { Shown::Never });
-        // Nothing is left behind, whatever rights the requester has to do that itself.
+        // The monitor moves all waiting connections to the kernel, whatever the requesting process
+        // can do itself.
         self.move_waiting(ctx, listener, fd.as_ref().map(ForeignFd::as_fd));
         Ok((answer::Unpublish {}, None))
     }
 
-    /// New connections to a listener use the kernel.
+    /// From now on, new connections to a listener use the kernel.
     pub fn hide_listener(&mut self, listener: ListenerId, until: Shown) {
         let Some(l) = self.listeners.get_mut(listener).filter(|l| l.shown != Shown::Never) else { return };
         let was_shown = std::mem::replace(&mut l.shown, until) == Shown::Yes;
@@ -51,11 +52,11 @@ impl Shm {
         self.registry.remove(listener);
         self.listeners.hide(listener);
         self.set_closed(listener, true);
-        // A client that queued before it could see that is in the queue by now.
+        // After this fence, a client that did not see the change has its connection in the queue.
         crate::membarrier::heavy_fence();
     }
 
-    /// Clients find a listener again that was hidden until now.
+    /// Lets clients find a hidden listener again.
     pub fn show_listener(&mut self, listener: ListenerId) {
         let hidden = |l: &&mut Listener| matches!(l.shown, Shown::WhenServed | Shown::WhenAccepted);
         let Some(l) = self.listeners.get_mut(listener).filter(hidden) else { return };

@@ -1,10 +1,11 @@
-//! All that belongs to connections over shared memory.
+//! The state of everything about connections over shared memory.
 
+use crate::by_user::ByUser;
 use crate::shm::channels::Channels;
 use crate::shm::closings::Closings;
 use crate::shm::dispatch::Dispatch;
 use crate::shm::distrust::Distrust;
-use crate::shm::ending::{Endings, Seldom};
+use crate::shm::ending::{Ending, Seldom};
 use crate::shm::listeners::Listeners;
 use crate::shm::offers::{Local, Unix};
 use crate::shm::pairs::Pairs;
@@ -18,18 +19,20 @@ use crate::shm::touches::Touches;
 use crate::shm::transfers::Transfers;
 use crate::shm::waiting::{Moving, Waiting};
 use crate::{ChannelId, FamilyId};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 pub struct Shm {
     pub listeners: Listeners,
-    /// Some have come or gone, and steering does not know it yet.
+    /// Listeners have come or gone since steering was last refreshed.
     pub listeners_changed: bool,
     pub channels: Channels,
     pub offers: Local,
     pub touches: Touches,
     pub pairs: Pairs,
     pub unix: Unix,
+    /// Ends of Unix connections that processes have shown but that may not be paired.
+    pub unix_refused: u64,
     pub remote: Remote,
     pub passed: Passed,
     pub transfers: Transfers,
@@ -40,21 +43,22 @@ pub struct Shm {
     pub waiting: Waiting,
     pub moving: Moving,
     pub distrust: Distrust,
-    /// Port leases of ended processes whose fork group still use them.
+    /// Port leases of ended processes that their fork groups still use.
     pub family_leases: HashMap<FamilyId, Vec<u16>>,
-    /// The channel at which the search for ports of ended processes goes on.
+    /// The channel at which the next search for ports of ended processes begins.
     pub reclaimed: ChannelId,
-    /// When to look again for channels that wait to be emptied, and how long
-    /// the wait before that was.
+    /// When to sweep again for channels that still have to become empty, and how long the last
+    /// pause was.
     pub look_again: Option<(Instant, Duration)>,
-    /// Of processes with much in shared memory.
-    pub endings: Endings,
-    /// Of looks that took long.
+    /// Processes whose removal takes several turns, by user.
+    pub endings: ByUser<Ending>,
+    /// Limits how often channels are swept, because a sweep may take long.
     pub sweeps: Seldom,
-    /// The look that is under way.
+    /// The sweep that is in progress.
     pub sweeping: Option<Box<Sweep>>,
-    /// Channels whose listener has ended, by its user: it is still to be said to those that wait there.
-    pub ended: BTreeMap<u32, VecDeque<ChannelId>>,
+    /// Channels whose listener has ended, by the listener's user. The clients of their waiting
+    /// connections have not been told yet.
+    pub ended: ByUser<ChannelId>,
     pub memory: Resident,
 }
 
@@ -68,6 +72,7 @@ impl Shm {
             touches: Touches::default(),
             pairs: Pairs::default(),
             unix: Unix::default(),
+            unix_refused: 0,
             remote: Remote::default(),
             passed: Passed::default(),
             transfers: Transfers::default(),
@@ -81,16 +86,16 @@ impl Shm {
             family_leases: HashMap::new(),
             reclaimed: 0,
             look_again: None,
-            endings: Endings::default(),
+            endings: ByUser::default(),
             sweeps: Seldom::default(),
             sweeping: None,
-            ended: BTreeMap::new(),
+            ended: ByUser::default(),
             memory: Resident::default(),
         }
     }
 
-    /// A user gives libraries cause to ask again where their connections lead. `alone`: of others' there are none, or
-    /// it is root.
+    /// Makes libraries ask again where their connections lead, after an action of this user.
+    /// `alone`: no other user has processes here, or the user is root.
     pub fn have_ask_again(&mut self, uid: u32, alone: bool) {
         if alone || self.touches.hears(uid, Instant::now()) {
             self.registry.touch();

@@ -1,4 +1,4 @@
-//! What takes long for channels, in pieces: the look which of them have lost a side, and the ends of listeners.
+//! Slow work on channels, in pieces: finding those that have lost a side, and ending listeners.
 
 use super::channels::Channel;
 use super::state::Shm;
@@ -7,12 +7,12 @@ use super::wake::refuse_waiting;
 use crate::context::Context;
 use crate::turns::TURN;
 use crate::{ChannelId, FamilyId};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 impl Shm {
-    /// Looks which channels have lost a side for good. It reads all sockets of the clients' fork groups, and they may
-    /// have many: what takes longer than a turn is left for those to come.
+    /// Finds channels that have lost a side for good. This reads all sockets of the clients' fork
+    /// groups, which may be many. Work that takes longer than a turn is left for later turns.
     pub fn sweep(&mut self, ctx: &mut Context) {
         if let Some(running) = &mut self.sweeping {
             running.again = true;
@@ -55,7 +55,7 @@ impl Shm {
         sweep
     }
 
-    /// The look at channels goes on, for `budget` at most.
+    /// Goes on with the sweep, for `budget` at most.
     pub fn go_on_sweeping(&mut self, ctx: &mut Context, budget: Duration) {
         let Some(mut sweep) = self.sweeping.take() else { return };
         let began = Instant::now();
@@ -81,26 +81,21 @@ impl Shm {
         }
     }
 
-    /// Nobody accepts on these channels any more. Connections that nobody took are reset, and both sides are told: now,
-    /// and in the turns of the user whose listener it was.
+    /// Ends channels that no process accepts from any more. Waiting connections are reset, and
+    /// both sides are told. Work that takes longer than a turn is left for later turns of the
+    /// listener's user.
     pub fn end_channels(&mut self, ctx: &mut Context, uid: u32, channels: impl Iterator<Item = ChannelId>) {
-        let ended = self.ended.entry(uid).or_default();
-        ended.extend(channels);
-        if ended.is_empty() {
-            self.ended.remove(&uid);
-            return;
+        channels.for_each(|id| self.ended.add(uid, id));
+        if self.ended.waiting(uid) > 0 {
+            self.go_on_ending(ctx, uid);
         }
-        self.go_on_ending(ctx, uid);
     }
 
-    /// The ends of this user's listeners go on for a turn.
+    /// Goes on with this user's ended listeners for one turn.
     pub fn go_on_ending(&mut self, ctx: &mut Context, uid: u32) {
         let began = Instant::now();
         while began.elapsed() < TURN {
-            let Some(id) = self.ended.get_mut(&uid).and_then(VecDeque::pop_front) else {
-                self.ended.remove(&uid);
-                return self.sweep(ctx);
-            };
+            let Some(id) = self.ended.take(uid) else { break };
             let Some(ch) = self.channels.get_mut(id) else { continue };
             ch.is_ending = false;
             let families: Vec<FamilyId> = ch.server_families.iter().copied().chain([ch.client_family]).collect();
@@ -108,6 +103,9 @@ impl Shm {
                 refuse_waiting(ch, &ctx.clients);
             }
             self.tell_gone(ctx, id, families, false);
+        }
+        if self.ended.waiting(uid) == 0 {
+            self.sweep(ctx);
         }
     }
 }

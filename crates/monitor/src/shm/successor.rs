@@ -1,11 +1,11 @@
-//! `exec`: the next program of a process inherits from the one before.
+//! `exec`: the next program of a process inherits from the former program.
 //!
-//! The program that is about to be replaced announces its *successor* ([`request::Adopt`]
-//! with `successor`), says which listeners it leaves to it ([`request::Keep`]), and enters the successor's
-//! nonce as a holder of the connections. The next program takes over from there:
-//! it maps the arenas ([`request::InheritedArena`]) and channels ([`request::ChannelHandle`])
-//! in which those connections live, registers the listeners that it has found among its
-//! descriptors, and says when it is done ([`request::Settled`]).
+//! The program that is about to be replaced announces its *successor* ([`request::Adopt`] with
+//! `successor`). It says which listeners the successor will have ([`request::Keep`]), and enters
+//! the successor's nonce as a holder of its connections. Then the next program takes over. It maps
+//! the arenas ([`request::InheritedArena`]) and channels ([`request::ChannelHandle`]) of those
+//! connections, and registers the listeners among its descriptors. At the end the next program
+//! reports that everything is taken over ([`request::Settled`]).
 
 use crate::answer::{Answer, Misbehaved};
 use crate::context::Context;
@@ -15,18 +15,19 @@ use fsocket_proto::{answer, request};
 use rustix::io::Errno;
 
 impl Shm {
-    /// A listener goes to the successor as well.
+    /// Notes that the successor will hold a listener.
     pub fn keep_for_successor(&mut self, ctx: &mut Context, id: ConnId, msg: request::Keep) -> Result<(), Misbehaved> {
         let Some(client) = ctx.clients.get(id) else { return Ok(()) };
         let (family, listener) = (client.family, msg.listener);
         if !client.holds.contains(&listener) {
             return Ok(());
         }
-        // It may have said HELLO, and even LISTEN: its socket may be read before this one.
+        // The successor may already have sent HELLO and even LISTEN: the monitor may read its
+        // socket before this one.
         let is_successor = |c: &crate::clients::Client| c.nonce == msg.nonce && c.successor_of == Some(id);
         let successor =
             ctx.clients.family_members(family).into_iter().find(|m| ctx.clients.get(*m).is_some_and(is_successor));
-        let successor = successor.ok_or(Misbehaved("KEEP for nobody"))?;
+        let successor = successor.ok_or(Misbehaved("KEEP for an unknown successor"))?;
         if let (Some(c), Some(l)) = (ctx.clients.get_mut(successor), self.listeners.get_mut(listener)) {
             if c.holds.insert(listener) {
                 c.unclaimed.insert(listener);
@@ -36,7 +37,7 @@ impl Shm {
         Ok(())
     }
 
-    /// One of the arenas in which the successor may have connections.
+    /// Returns the next arena in which the successor may have connections.
     pub fn inherited_arena(
         &self,
         ctx: &Context,
@@ -48,7 +49,7 @@ impl Shm {
         Ok((answer::InheritedArena {}, Some(arena.mem.fd.clone())))
     }
 
-    /// The memory of a channel, for a process on one side of it.
+    /// Returns the memory of a channel to a process on one of its sides.
     pub fn channel_handle(
         &mut self,
         ctx: &Context,
@@ -62,8 +63,8 @@ impl Shm {
         Ok((answer::ChannelHandle { listener: channel.listener }, Some(channel.mem.fd())))
     }
 
-    /// The successor has taken what it has descriptors for; the rest of what it inherited goes
-    /// as if it had been closed.
+    /// The successor has taken over everything for which it has descriptors. The rest of its
+    /// inheritance counts as closed.
     pub fn settled(&mut self, ctx: &mut Context, id: ConnId) -> Answer<answer::Settled> {
         if let Some(c) = ctx.clients.get_mut(id) {
             c.successor_of = None;
@@ -75,14 +76,14 @@ impl Shm {
         Ok((answer::Settled {}, None))
     }
 
-    /// The program that a successor has replaced, as long as we have not seen its end.
+    /// The programs that this process has replaced and whose end the monitor has not seen yet.
     pub fn predecessors(&self, ctx: &Context, id: ConnId) -> Vec<ConnId> {
         let Some(me) = ctx.clients.get(id).filter(|c| c.is_successor) else { return Vec::new() };
         let same = |m: &ConnId| *m != id && ctx.clients.get(*m).is_some_and(|c| c.pid == me.pid);
         ctx.clients.family_members(me.family).into_iter().filter(same).collect()
     }
 
-    /// The queues of the worker that was replaced are the successor's, so that connections keep
+    /// Gives the successor the queues of the worker that it replaces, so that connections keep
     /// their order.
     pub fn take_places(&mut self, ctx: &mut Context, of: ConnId, numbers: &[(crate::ListenerId, usize)]) {
         let is_successor = |c: &crate::clients::Client| c.successor_of == Some(of);

@@ -1,4 +1,4 @@
-//! Channels that have lost a side for good, or whose protocol is broken.
+//! Removes channels that have lost a side for good, or whose protocol is broken.
 
 use super::distrust::Whom;
 use super::state::Shm;
@@ -12,11 +12,12 @@ use fsocket_proto::request;
 use fsocket_sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A connection that no queue has any more may wait so long for its worker.
+/// How long a channel is kept for a connection that has left its queue but that no worker has
+/// claimed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Shm {
-    /// When something is to be looked at again.
+    /// When the next work on channels is due.
     pub fn next(&self) -> Option<Instant> {
         let looks = [self.look_again.map(|(at, _)| at), self.dispatch.next, self.pairs.ask_at, self.touches.due()];
         let looks = looks.into_iter().chain([self.waiting.next, self.moving.next.map(|(at, _)| at)]);
@@ -33,7 +34,8 @@ impl Shm {
             Some((at, waited)) if at <= Instant::now() => {
                 self.look_again = None;
                 self.sweep(ctx);
-                // Less and less often: a connection that no worker accepts may stay there for ever.
+                // The pauses become longer, because a connection that no worker accepts may stay
+                // forever.
                 if let Some((_, wait)) = &mut self.look_again {
                     *wait = (waited * 2).min(Duration::from_secs(60));
                     self.look_again = Some((Instant::now() + *wait, *wait));
@@ -43,7 +45,7 @@ impl Shm {
         }
     }
 
-    /// `used`: the client's family has sockets in it.
+    /// Removes a channel if nothing uses it. `used`: the client's family has sockets in it.
     pub(super) fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool, used: bool) {
         let Some(ch) = self.channels.get(id) else { return };
         if ch.client_ended && !ch.client_gone && !used {
@@ -59,12 +61,10 @@ impl Shm {
         if servers_gone {
             close_all(ch, SERVER, &ctx.clients);
         }
-        // A client that came, sent and went before anybody accepted is still
-        // to be accepted, by workers who may yet have to be told; and a worker
-        // may be about to. So a channel stays while anything in it is open,
-        // unless too many do.
-        // The same for one that went over to the kernel, whose peer has not come
-        // for its end yet.
+        // Workers can still accept a connection whose client has connected, sent data and ended.
+        // The workers may not have received the channel yet. So the channel stays while any
+        // connection in it is open, unless too many such channels stay. It also stays while a
+        // connection has moved to the kernel and the peer has not fetched its end yet.
         let done = (ch.client_gone || ch.listener_gone)
             && !ch.switched.borrow().is_waiting()
             && ((servers_gone && !used)
@@ -83,9 +83,10 @@ impl Shm {
         }
     }
 
-    /// Does no process use a connection of this channel? A worker may have taken one out of a queue without having
-    /// looked at it yet; without the channel it would refuse it. (A client that is gone may have written the same into
-    /// any slot, so this counts for [`PATIENCE`] only.)
+    /// Whether no process uses a connection of this channel. A worker may have taken a connection
+    /// out of a queue and be about to claim it; without the channel it would refuse the
+    /// connection. (The ended client may have written such a state into any slot, so this counts
+    /// for [`PATIENCE`] only.)
     fn is_empty(&self, id: ChannelId) -> bool {
         let Some(ch) = self.channels.get(id) else { return false };
         let idle = ch.mem.slots_in_use() == 0;
@@ -94,7 +95,7 @@ impl Shm {
         idle && claimed.is_none_or(|since| since.elapsed() >= PATIENCE)
     }
 
-    /// A channel that nothing comes through any more.
+    /// Removes a channel that has no connections any more.
     pub fn remove_channel(&mut self, ctx: &mut Context, id: ChannelId) {
         let Some(ch) = self.channels.remove(id) else { return };
         self.pairs.channel_gone(id);
@@ -113,7 +114,7 @@ impl Shm {
             l.channels.remove(&id);
             l.opened = l.opened.saturating_add(ch.mem.opened());
         }
-        // (No listener: one of before, of which none was shown.)
+        // (A channel of a former monitor may have no listener yet.)
         if ch.listener != 0 {
             self.registry.serves_no_more(ch.addr.port);
         }
@@ -125,13 +126,14 @@ impl Shm {
         let own = |ch: &&Channel| ch.client == id && ch.is_whole() && !ch.client_ended && !ch.listener_gone;
         let Some(ch) = self.channels.get(channel).filter(own) else { return };
         if !ch.mem.is_at_rest() {
-            return; // without the fence, which costs everybody
+            return; // without the fence, which costs all CPUs time
         }
         let closed = ch.mem.listener_closed();
         if closed.swap(1, Ordering::SeqCst) != 0 {
             return;
         }
-        // As in `end_listening`: a connection that finds it open was there before this fence.
+        // As in `end_listening`: after this fence, a client that did not see the change has its
+        // connection in the channel.
         heavy_fence();
         if !ch.bound.is_empty() || ch.switched.borrow().is_waiting() || !ch.mem.is_at_rest() {
             return closed.store(0, Ordering::SeqCst);
@@ -152,8 +154,8 @@ impl Shm {
         }
     }
 
-    /// Ends a channel with everything in it. `by`: the client that blames the listener's side; else
-    /// the client is to blame.
+    /// Ends a channel with all its connections. `by`: the client that blames the listener's side.
+    /// `None`: the client is to blame.
     pub fn end_broken(&mut self, ctx: &mut Context, channel: ChannelId, by: Option<ConnId>) {
         let Some(ch) = self.channels.get(channel) else { return };
         let (listener, uid, pid) = (ch.listener, ch.client_uid, ch.client_pid);

@@ -1,4 +1,4 @@
-//! A look which channels have lost a side for good: how far it has come.
+//! The state of a sweep, which searches for channels that have lost a side for good.
 
 use crate::arenas::ArenaMem;
 use crate::{ChannelId, FamilyId};
@@ -8,29 +8,29 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Sockets of an arena that are looked at in one piece.
+/// Sockets of an arena that are read without a pause.
 const SOCKETS: usize = 64;
 
-/// A look at all channels that have lost a side.
+/// A sweep over all channels that may have lost a side for good.
 #[derive(Default)]
 pub struct Sweep {
-    /// Channels that may be done with, and the families of their clients.
+    /// Channels that may have to be removed, and the families of their clients.
     pub candidates: BTreeMap<ChannelId, FamilyId>,
-    /// Arenas of those families that are still to be looked at, and where the first one goes on.
+    /// Arenas of those families that were not read yet, and where to go on in the first one.
     pub arenas: VecDeque<(FamilyId, Rc<ArenaMem>)>,
     pub at: usize,
     /// Candidates in which the client's family has sockets.
     pub used: HashSet<ChannelId>,
-    /// Candidates that are still to be judged, of users in turn.
+    /// Candidates that were not decided yet, of all users in turn.
     pub left: VecDeque<ChannelId>,
     pub crowded: bool,
     pub spent: Duration,
-    /// Asked for meanwhile.
+    /// Another sweep was requested during this one.
     pub again: bool,
 }
 
 impl Sweep {
-    /// Some sockets of the first arena.
+    /// Reads some sockets of the first arena, and notes which candidates they use.
     pub fn read(&mut self, family: FamilyId, mem: &ArenaMem) {
         let Some(run) = mem.run(self.at) else {
             self.arenas.pop_front();

@@ -1,10 +1,10 @@
-//! Connections that go over from shared memory to kernel TCP: both ends of the
-//! kernel connection, until every process that needs one has taken its copy.
+//! Connections that move from shared memory to kernel TCP: both ends of the kernel connection,
+//! until every process that needs one has taken its copy.
 //!
-//! The monitor makes the ends ([`crate::maker`]) and hands each side its own, nobody the other's: a
-//! socket that was bound explicitly keeps its port when it is disconnected, so a client that holds
-//! the server's end could take over the server's port. What the requester has to do at the other end
-//! (send what it has not read yet, end a direction) the monitor does for it. See ADR 33.
+//! The monitor makes the ends ([`crate::maker`]) and hands each side only its own. An explicitly
+//! bound socket keeps its port when it is disconnected, so a client with the server's end could
+//! take over the server's port. The monitor does for the requester what has to be done at the other
+//! end: send unread bytes, end a direction. See ADR 33.
 
 use crate::address::{destination, is_loopback, is_v4};
 use crate::answer::Answer;
@@ -13,26 +13,22 @@ use crate::descriptor;
 use crate::foreign::ForeignFd;
 use crate::maker::{self, End, Order};
 use crate::shm::channels::Channel;
+use crate::shm::ends::act_at;
 use crate::shm::state::Shm;
 use crate::shm::switched::{Named, Release, Switched};
 use crate::{shares, ChannelId, ConnId};
-use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
-use fsocket_abi::half::Half;
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
 use fsocket_proto::registry::lessee;
 use fsocket_proto::switch::act;
 use fsocket_proto::values::{Acts, Switching};
 use fsocket_proto::{answer, request};
-use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::atomic::Ordering;
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::net::Shutdown;
+use rustix::net::sockopt::socket_type;
+use rustix::net::SocketType;
 use std::net::Ipv4Addr;
 use std::rc::Rc;
-
-/// Bytes moved per step.
-const STEP: usize = 16 * 1024;
 
 impl Shm {
     /// The channel, if the requester is on a side of it.
@@ -75,9 +71,13 @@ impl Shm {
         let mut all = ch.switched.borrow_mut();
         let place = fd.as_ref().map(ForeignFd::as_fd);
         let end = match msg.what {
+            Switching::Return => {
+                take_idle(&named, &mut all)?;
+                None
+            }
             Switching::Make => self.make_ends(ctx, (ch, uid), &named, &mut all, place)?,
             Switching::Act => {
-                act_for_other(ch, &named, &all, msg.acts)?;
+                act_for_other(ch, &named, &mut all, msg.acts)?;
                 None
             }
             Switching::Dial if named.side == SERVER => {
@@ -89,11 +89,19 @@ impl Shm {
                 keep_shown(ch, &named, &mut all, msg.what, fd.ok_or(Errno::BADF)?)?;
                 None
             }
+            Switching::Keep => {
+                // (For all users together and alone, a quarter stays for what is more urgent.)
+                if !self.has_share(ctx, uid, ctx.descriptors / 4) {
+                    return Err(Errno::MFILE);
+                }
+                keep_idle(ch, &named, &mut all, fd.ok_or(Errno::BADF)?)?;
+                None
+            }
         };
         Ok((answer::Switch {}, end))
     }
 
-    /// Makes both ends. Returns the requester's.
+    /// Makes both ends. Returns the requester's end.
     fn make_ends(
         &self,
         ctx: &Context,
@@ -116,9 +124,9 @@ impl Shm {
         Ok(all.end(named, named.side))
     }
 
-    /// The connection in a slot. What the two sides can write there decides only which of this host's
-    /// own addresses it has, and none of it is believed that gives a right: the client's port is one
-    /// that was leased to it.
+    /// The connection in a slot. The values that both sides can write there decide only which of this
+    /// host's own addresses the connection has. A value that gives a right is not believed: the
+    /// client's port is one that was leased to the client.
     fn order(&self, ctx: &Context, ch: &Channel, named: &Named) -> Order {
         let control = ch.mem.slot(named.slot);
         let claimed = destination(std::array::from_fn(|i| control.dst[i].load(Ordering::Relaxed)));
@@ -138,8 +146,7 @@ impl Shm {
 
     /// Connects the client's end to the listener, in the network namespace of `place`.
     ///
-    /// # Errors
-    /// EINPROGRESS: it has begun, and the caller asks again.
+    /// EINPROGRESS: it has begun, and the caller has to ask again.
     pub(super) fn dial(
         &self,
         ctx: &Context,
@@ -153,7 +160,7 @@ impl Shm {
         }
         let started = all.dialling.get(&named.slot).is_some_and(|(generation, _)| *generation == named.generation);
         if !started {
-            // Another listener at that address is not the one that the client meant.
+            // The client did not mean another listener that is at that address now.
             if ch.listener_gone {
                 return Err(Errno::NOENT);
             }
@@ -202,7 +209,9 @@ impl Shm {
                 true => Release::ReadAll(ch.mem.carried(slot, 1 - side)),
                 false => Release::Copied,
             };
-            ch.switched.borrow_mut().release(slot, side, msg.generation, how);
+            let mut all = ch.switched.borrow_mut();
+            all.release(slot, side, msg.generation, how);
+            all.idle.release(slot, msg.generation);
         }
         self.sweep(ctx);
         Ok((answer::Release {}, None))
@@ -210,17 +219,55 @@ impl Shm {
 }
 
 /// [`Switching::Act`].
-fn act_for_other(ch: &Channel, named: &Named, all: &Switched, Acts(mut what): Acts) -> Result<(), Errno> {
+fn act_for_other(ch: &Channel, named: &Named, all: &mut Switched, Acts(mut what): Acts) -> Result<(), Errno> {
     let other = 1 - named.side;
     let end = all.end(named, other).ok_or(Errno::NOENT)?;
     // The requester has not waited for this, and the other side was faster.
     if all.of(named).is_some_and(|ends| ends.poured[other]) {
         what &= !act::POUR;
     }
-    act(ch, named, &end, what)
+    let done = act_at(ch, named, &end, what);
+    drop(end);
+    if what & act::LEAVE != 0 {
+        all.release(named.slot, other, named.generation, Release::Copied);
+    }
+    done
 }
 
-/// An end that the requester has made.
+/// [`Switching::Keep`].
+fn keep_idle(ch: &Channel, named: &Named, all: &mut Switched, fd: ForeignFd) -> Result<(), Errno> {
+    if !ch.is_unix() || !descriptor::is_unix(fd.as_fd()) || socket_type(fd.as_fd())? != SocketType::STREAM {
+        return Err(Errno::INVAL);
+    }
+    // Both sides can write both rings. The mover would have bytes of its own sent in the name of another user, and could
+    // pass its socket on to a process that asks the kernel whose they are (SO_PEERCRED).
+    if ch.client_uid != ch.server_uid {
+        return Err(Errno::PERM);
+    }
+    let is_open = |slot: usize, generation: u32| {
+        let control = ch.mem.slot(slot);
+        let closed = |side: usize| control.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
+        control.state.load(Ordering::Acquire) != slot_state::FREE
+            && control.generation.load(Ordering::Relaxed) == generation
+            && !(closed(CLIENT) && closed(SERVER))
+    };
+    all.idle.keep((named.slot, named.side, named.generation), fd, is_open)
+}
+
+/// [`Switching::Return`].
+fn take_idle(named: &Named, all: &mut Switched) -> Result<(), Errno> {
+    if all.of(named).is_some() {
+        return Err(Errno::ALREADY);
+    }
+    let mut end = [None, None];
+    let other = all.idle.take_other((named.slot, named.side, named.generation));
+    end[1 - named.side] = Some(other.ok_or(Errno::NOENT)?);
+    all.keep(named, end, true);
+    Ok(())
+}
+
+/// Keeps a kernel socket that the requester has made: its own end of the connection, or both sides' if there is no
+/// other way.
 fn keep_shown(ch: &Channel, named: &Named, all: &mut Switched, what: Switching, fd: ForeignFd) -> Result<(), Errno> {
     if what == Switching::Alone {
         descriptor::tcp(fd.as_fd(), false)?;
@@ -232,8 +279,8 @@ fn keep_shown(ch: &Channel, named: &Named, all: &mut Switched, what: Switching, 
         all.keep(named, end, true);
         return Ok(());
     }
-    // The other side gets a socket of the requester's making, whose mode both can change:
-    // only where there is no other way.
+    // The other side would get a socket that the requester has made, and both could change its
+    // mode. So this is allowed only if there is no other way.
     if !all.elsewhere {
         return Err(Errno::PERM);
     }
@@ -242,78 +289,4 @@ fn keep_shown(ch: &Channel, named: &Named, all: &mut Switched, what: Switching, 
         return Err(Errno::INVAL);
     }
     all.ready_made(named, what == Switching::OwnReady, fd)
-}
-
-/// [`act`] of the monitor's own, of a side that no process has.
-pub(super) fn at_other_end(ch: &Channel, named: &Named, what: u32) {
-    let end = ch.switched.borrow().end(named, 1 - named.side);
-    if let Some(end) = end {
-        let _ = act(ch, named, &end, what);
-    }
-}
-
-/// At the other side's end, in that side's name. None of it blocks.
-fn act(ch: &Channel, named: &Named, end: &ForeignFd, what: u32) -> Result<(), Errno> {
-    if what & act::POUR != 0 {
-        pour(ch, named, end)?;
-    }
-    if what & act::FIN != 0 {
-        end.shutdown(Shutdown::Write);
-    }
-    if what & act::RESET != 0 {
-        end.reset_on_close();
-    }
-    if what & act::SHUT_BOTH != 0 {
-        end.shutdown(Shutdown::Both);
-    }
-    if what & act::SPEAK != 0 {
-        let mut fds = [PollFd::from_borrowed_fd(end.as_fd(), PollFlags::empty())];
-        if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0) {
-            let _ = end.send(&[0]);
-        }
-    }
-    Ok(())
-}
-
-/// Sends what `named.side` has not read. What does not fit stays for the other side to send again.
-/// Everything in the ring and beside it is written by others: read once and checked.
-fn pour(ch: &Channel, named: &Named, end: &ForeignFd) -> Result<(), Errno> {
-    let from = 1 - named.side;
-    let mem = ch.mem.ring(named.slot, from).map_err(|_| Errno::NOMEM)?;
-    let control = ch.mem.slot(named.slot);
-    let (dir, at) = (&control.dir[from], &control.migrated[from]);
-    // SAFETY: a Half is atomics only; zero is valid.
-    let h: Half = unsafe { std::mem::zeroed() };
-    let head = dir.cons.head.load(Ordering::Acquire);
-    let (base, limit) = (at.base.load(Ordering::Acquire), at.limit.load(Ordering::Acquire));
-    let off = head.wrapping_sub(base) & (RING_CAP as u64 - 1);
-    if base > head || limit > RING_CAP as u64 - off {
-        return Err(Errno::INVAL);
-    }
-    h.pos.store(head, Ordering::Relaxed);
-    h.base.store(base, Ordering::Relaxed);
-    h.limit.store(limit, Ordering::Relaxed);
-    // SAFETY: `mem` is RING_CAP bytes, page-aligned, and lives as long as `r` is used.
-    let r = unsafe { Mapped::new(mem.start()) };
-    let mut buf = [0u8; STEP];
-    // A peer that goes on writing must not keep us here: no more than a ring full.
-    for _ in 0..RING_CAP / STEP * 2 {
-        // SAFETY: `buf` has STEP bytes; nobody else has `h`.
-        let n = match unsafe { ring::recv(r, dir, &h, Some(buf.as_mut_ptr()), STEP, true) } {
-            Ok(n @ 1..) => n,
-            _ => break,
-        };
-        match end.send(&buf[..n]) {
-            Ok(k) => {
-                // SAFETY: nothing is written.
-                let _ = unsafe { ring::recv(r, dir, &h, None, k, false) };
-            }
-            Err(Errno::INTR) => {}
-            // Gone, or full.
-            Err(_) => break,
-        }
-    }
-    at.base.store(h.base.load(Ordering::Relaxed), Ordering::Relaxed);
-    at.limit.store(h.limit.load(Ordering::Relaxed), Ordering::Release);
-    Ok(())
 }

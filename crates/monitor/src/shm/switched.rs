@@ -2,6 +2,7 @@
 //! needs one has taken its copy.
 
 use crate::foreign::ForeignFd;
+use crate::shm::idle_ends::IdleEnds;
 use crate::ChannelId;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::values::End;
@@ -9,7 +10,8 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What a message names.
+/// The subject of a message.
+#[derive(Clone, Copy)]
 pub struct Named {
     pub channel: ChannelId,
     pub slot: usize,
@@ -28,33 +30,35 @@ pub struct Ends {
     generation: u32,
     pub end: [Option<Rc<ForeignFd>>; 2],
     pub ready: bool,
-    /// By side: it has come for its end, and sends itself what the other one has not read.
+    /// The side that has asked for them.
+    pub asked: usize,
+    /// By side: it has fetched its end, and itself sends what the other side has not read.
     pub poured: [bool; 2],
-    /// By side: it has come for its end.
+    /// By side: it has fetched its end.
     pub claimed: [bool; 2],
 }
 
-/// The connections of one channel that have been switched, by slot.
+/// The connections of one channel that have moved from shared memory to kernel TCP, by slot.
 #[derive(Default)]
 pub struct Switched {
     ends: HashMap<usize, Ends>,
     /// Client's ends that are being connected to the listener, with their slots' generations.
     pub dialling: HashMap<usize, (u32, ForeignFd)>,
+    /// Ends of connections that the kernel has made, and that are over shared memory.
+    pub idle: IdleEnds,
     /// The monitor has found that it cannot make sockets where this channel is.
     pub elsewhere: bool,
 }
 
 impl Switched {
-    /// Is there an end that somebody may still come for?
+    /// Is there an end that a process may still fetch?
     pub fn is_waiting(&self) -> bool {
         self.ends.values().any(|ends| ends.ready)
     }
 
-    /// One side needs its end no more.
+    /// A side does not need its end any more.
     pub fn release(&mut self, slot: usize, side: usize, generation: u32, how: Release) {
-        if side == CLIENT && self.dialling.get(&slot).is_some_and(|(of, _)| *of == generation) {
-            self.dialling.remove(&slot);
-        }
+        self.hang_up(slot, side, generation);
         if let Some(ends) = self.ends.get_mut(&slot).filter(|e| e.generation == generation) {
             let end = ends.end[side & 1].take();
             let claimed = ends.claimed[side & 1];
@@ -63,20 +67,24 @@ impl Switched {
                 (Release::ReadAll(n), Some(end)) if !claimed => discard(&end, n),
                 _ => {}
             }
-            // Half-made by a requester that died, or done with.
+            // The requester died in between, or both ends are done with.
             if !ends.ready || ends.end.iter().all(Option::is_none) {
                 self.ends.remove(&slot);
             }
         }
     }
 
-    /// Nobody is left on a side: it needs none of its ends, whatever its slots say.
-    pub fn leave(&mut self, side: usize) {
-        let dialling = self.dialling.iter().map(|(slot, (generation, _))| (*slot, *generation));
-        let all: Vec<_> = self.ends.iter().map(|(slot, ends)| (*slot, ends.generation)).chain(dialling).collect();
-        for (slot, generation) in all {
-            self.release(slot, side, generation, Release::Copied);
+    /// The client's end is no longer being connected.
+    pub fn hang_up(&mut self, slot: usize, side: usize, generation: u32) {
+        if side == CLIENT && self.dialling.get(&slot).is_some_and(|(of, _)| *of == generation) {
+            self.dialling.remove(&slot);
         }
+    }
+
+    /// All that there are, with their slots' generations.
+    pub fn all(&self) -> Vec<(usize, u32)> {
+        let dialling = self.dialling.iter().map(|(slot, (generation, _))| (*slot, *generation));
+        self.ends.iter().map(|(slot, ends)| (*slot, ends.generation)).chain(dialling).collect()
     }
 
     pub fn of(&self, named: &Named) -> Option<&Ends> {
@@ -93,7 +101,8 @@ impl Switched {
 
     pub fn keep(&mut self, named: &Named, end: [Option<ForeignFd>; 2], ready: bool) {
         let end = end.map(|e| e.map(Rc::new));
-        self.ends.insert(named.slot, Ends { generation: named.generation, end, ready, ..Ends::default() });
+        let ends = Ends { generation: named.generation, end, ready, asked: named.side, ..Ends::default() };
+        self.ends.insert(named.slot, ends);
     }
 
     /// An end that the requester has made, in two steps.
@@ -116,18 +125,18 @@ impl Switched {
     }
 }
 
-/// Why a side needs its end no more.
+/// The reason why a side does not need its end any more.
 #[derive(Clone, Copy)]
 pub enum Release {
-    /// It has copies of its own.
+    /// The side has copies of its own.
     Copied,
-    /// It closes with a reset, if nobody else has that end.
+    /// The side closes with a reset, if no other process has that end.
     Reset,
-    /// It closes, and has read in the ring the first bytes of what the end has.
+    /// The side closes, and has read the end's first bytes in the ring.
     ReadAll(usize),
 }
 
-/// They are there: what is sent over the loopback interface arrives at once.
+/// The bytes are there, because the loopback interface delivers at once.
 fn discard(end: &ForeignFd, mut n: usize) {
     let mut bytes = [0; 4096];
     while n > 0 {

@@ -1,9 +1,10 @@
-//! Descriptors that a client takes from another one by `pidfd_getfd`: the holder is told to
-//! make what it has there the kernel's.
+//! Descriptors that a client takes from another process by `pidfd_getfd`. The holder must then
+//! move the connection to the kernel.
 //!
-//! The taker first names the process, by a pidfd, and then shows the socket that it has got from there: it has it only
-//! if the kernel lets it take descriptors of that process. The holder is told which socket that is, and does nothing
-//! where it has another one. Its answer is passed on to the taker once, and to nobody else.
+//! The taker first names the other process by a pidfd. Then it shows the socket taken from there.
+//! It can have that socket only if the kernel lets it take descriptors of that process. The holder
+//! is told which socket it is, and does nothing if the socket is not the one it has. Only the
+//! taker gets the holder's answer, once.
 
 use crate::answer::Answer;
 use crate::clients::Outgoing;
@@ -46,7 +47,7 @@ impl Shm {
     ) -> Result<u64, Errno> {
         let taker = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let pid = pid_of(pidfd.as_fd()).ok_or(Errno::INVAL)?;
-        // A child that was forked in a namespace of its own has told us what it is there.
+        // A child that was forked in another PID namespace has reported its number there.
         let pids = [pid, msg.pid];
         let is_meant = |c: &crate::clients::Client| c.is_process() && pids.contains(&c.pid);
         let (holders, uids): (Vec<ConnId>, Vec<u32>) = ctx
@@ -58,7 +59,7 @@ impl Shm {
         if holders.is_empty() {
             return Err(Errno::NOENT);
         }
-        // It may not make others slow.
+        // A user must not be able to slow down processes of other users.
         if taker != 0 && uids.iter().any(|uid| *uid != taker) {
             return Err(Errno::PERM);
         }
@@ -80,7 +81,8 @@ impl Shm {
         Ok(0)
     }
 
-    /// Threads that sleep on a connection do not see our messages.
+    /// Wakes threads that sleep on a connection, because such threads do not read the monitor's
+    /// messages.
     pub fn wake_holder(&self, ctx: &Context, id: ConnId, nonce: u64, family: u64) {
         for mem in ctx.arenas.used_by(id) {
             for sock in mem.open_socks().filter(|s| s.is_held_by(nonce)) {

@@ -1,4 +1,4 @@
-//! Processes tell of listeners: requests without an answer, or with an empty one.
+//! Reports of processes about listeners: requests without an answer, or with an empty one.
 
 use crate::answer::Answer;
 use crate::context::Context;

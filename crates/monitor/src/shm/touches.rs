@@ -1,10 +1,11 @@
-//! When libraries are to ask again where connections lead. All of them do, about all destinations, and a user can
-//! cause that at any rate. So each user is heard once in a while; what that user has said meanwhile is heard then.
+//! Makes libraries ask again where connections lead. Each time all libraries ask about all
+//! destinations, and a user could cause that at any rate. So the monitor reacts to each user only
+//! once in a while; further requests of the user wait until then.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two times that a user is heard.
+/// The shortest time between two reactions to one user.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -14,7 +15,7 @@ pub struct Touches {
 }
 
 impl Touches {
-    /// True: now, false: later.
+    /// Whether to react to this user now. False: a later call of [`Self::is_due`] reacts.
     pub fn hears(&mut self, uid: u32, now: Instant) -> bool {
         self.heard.retain(|_, at| *at + PAUSE > now);
         match self.heard.get(&uid) {

@@ -1,12 +1,13 @@
-//! Descriptors that clients take from each other: who takes what from whom ([`crate::shm::taken`]).
+//! The descriptors that clients take from each other: taker, holder and socket
+//! ([`crate::shm::taken`]).
 
 use crate::ConnId;
 use std::collections::BTreeMap;
 
-/// Of one taker.
+/// Unfinished transfers of one taker, at most.
 const ASKED: usize = 16;
 
-/// Who takes something from whom.
+/// The unfinished transfers.
 #[derive(Default)]
 pub struct Transfers {
     last: u64,
@@ -15,16 +16,16 @@ pub struct Transfers {
 
 pub struct Transfer {
     pub taker: ConnId,
-    /// Processes that may be the one that is meant, and have not answered yet.
+    /// Possible holders that have not answered yet.
     pub holders: Vec<ConnId>,
-    /// The number of the descriptor there.
+    /// The number of the descriptor in the holder.
     pub descriptor: u32,
-    /// They have been asked.
+    /// The taker has shown the socket, and the holders were asked.
     pub is_shown: bool,
 }
 
 impl Transfers {
-    /// Its number. Of those of one taker the oldest is forgotten.
+    /// Adds a transfer and returns its number. If a taker has too many, its oldest one is dropped.
     pub fn begin(&mut self, transfer: Transfer) -> u64 {
         let own: Vec<u64> = self.all.iter().filter(|(_, t)| t.taker == transfer.taker).map(|(n, _)| *n).collect();
         if let [oldest, ..] = own[..] {
@@ -37,12 +38,12 @@ impl Transfers {
         self.last
     }
 
-    /// One of this taker.
+    /// The transfer with this number, if this process is the taker.
     pub fn of(&mut self, number: u64, taker: ConnId) -> Option<&mut Transfer> {
         self.all.get_mut(&number).filter(|t| t.taker == taker)
     }
 
-    /// The taker, if this process is the last one that was to answer.
+    /// Notes an answer. Returns the taker if this was the last process that had to answer.
     pub fn answered(&mut self, number: u64, by: ConnId) -> Option<ConnId> {
         let t = self.all.get_mut(&number).filter(|t| t.is_shown && t.holders.contains(&by))?;
         t.holders.retain(|holder| *holder != by);
@@ -52,7 +53,7 @@ impl Transfers {
         self.all.remove(&number).map(|t| t.taker)
     }
 
-    /// A process is gone.
+    /// Removes a process that has ended.
     pub fn leave(&mut self, id: ConnId) {
         self.all.retain(|_, t| {
             t.holders.retain(|holder| *holder != id);

@@ -1,11 +1,13 @@
-//! Unix connections that go over to shared memory.
+//! Moves Unix connections to shared memory.
 //!
-//! As in [`super::crossing`], the kernel has connected them, and each side shows its end as a descriptor. The kernel's
-//! socket stays idle behind that, and is the way back. Here sock_diag(7) says which two sockets are connected. The
-//! sides name no peer, so neither can lie: a descriptor that was passed to a process still is the same socket.
+//! As in [`super::crossing`], the kernel has made the connection, and each side shows its end as a
+//! descriptor. The kernel socket stays idle behind the descriptor, for the way back. Here
+//! sock_diag(7) says which two sockets are connected. The processes do not name their peers, so
+//! they cannot lie about them. A socket stays the same if it is passed to another process.
 //!
-//! A channel leads to a listener, and the monitor knows no listening Unix socket. So it makes an entry for each fork group
-//! and name, to which the channels of such connections lead. No address leads there.
+//! A channel needs a listener, but the monitor does not know listening Unix sockets. So it makes a
+//! stand-in listener for each fork group and socket name, and the channels of such connections
+//! lead there. No address leads to a stand-in.
 
 use crate::answer::Answer;
 use crate::context::Context;
@@ -23,20 +25,20 @@ use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketType};
 use std::rc::Rc;
 
-/// An end that was just shown.
+/// An end that a process has just shown.
 struct Shown {
     inode: u32,
     netns: u64,
     kernel: Connected,
 }
 
-/// Stands for the addresses of Unix sockets: shared memory has no use for them.
+/// The address of a stand-in listener, which has only a family.
 fn address() -> Addr {
     Addr { family: AddressFamily::UNIX.as_raw(), ..Addr::default() }
 }
 
 impl Shm {
-    /// EXDEV: the kernel says that it is connected with nobody, or tells us nothing there.
+    /// Reads an end. EXDEV: the kernel tells no peer, or nothing about that namespace.
     fn unix_end(&mut self, ctx: &Context, fd: BorrowedFd<'_>) -> Result<Shown, Errno> {
         if sockopt::socket_type(fd)? != SocketType::STREAM {
             return Err(Errno::INVAL);
@@ -51,8 +53,28 @@ impl Shm {
         Ok(Shown { inode, netns, kernel })
     }
 
+    /// Counts a refused end: it does not belong to the process alone, or a rule denies it. (ENOENT
+    /// is no refusal: the other end is not offered yet.)
+    fn counted<T>(&mut self, end: Result<T, Errno>) -> Result<T, Errno> {
+        if let Err(Errno::XDEV | Errno::INVAL | Errno::AGAIN | Errno::PERM | Errno::ACCESS) = end {
+            self.unix_refused += 1;
+        }
+        end
+    }
+
     /// [`request::Offer`] of a Unix socket.
     pub fn offer_unix(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Offer,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let offered = self.offer_unix_end(ctx, id, msg, fd);
+        self.counted(offered)
+    }
+
+    fn offer_unix_end(
         &mut self,
         ctx: &mut Context,
         id: ConnId,
@@ -68,16 +90,24 @@ impl Shm {
         Ok(())
     }
 
-    /// EAGAIN: other processes have a socket that this one has received, or has by a fork.
+    /// Whether the process alone has the socket; EAGAIN: other processes have it, too. If the
+    /// process says that it has received or inherited the socket, then only the reports of all
+    /// holders can prove that.
     fn is_alone(&self, ctx: &Context, id: ConnId, received: bool, cookie: u64) -> Result<(), Errno> {
         let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
-        match !received || self.passed.alone((uid, cookie), id).is_some() {
-            true => Ok(()),
-            false => Err(Errno::AGAIN),
+        let alone = match received {
+            true => self.passed.alone((uid, cookie), id).is_some(),
+            false => !self.passed.has_others((uid, cookie), id),
+        };
+        if alone {
+            Ok(())
+        } else {
+            Err(Errno::AGAIN)
         }
     }
 
-    /// The listener that stands for the connections of a process's fork group with this name.
+    /// The stand-in listener for connections that this process's fork group has accepted under
+    /// this name.
     fn unix_listener(
         &mut self,
         ctx: &mut Context,
@@ -107,8 +137,9 @@ impl Shm {
         Ok(new)
     }
 
-    /// The end that was offered of a connection whose other end is shown. It is asked for once more: a process may have
-    /// closed it in secret since, and its number may be another socket's.
+    /// The offered end of the connection whose other end is shown here. The kernel is asked again:
+    /// the process that offered it may have closed it without a message, and another socket may
+    /// have its number.
     fn offered_unix(
         &mut self,
         ctx: &Context,
@@ -119,7 +150,8 @@ impl Shm {
         let peer = own.kernel.peer;
         let (by, there) = self.unix.get(&peer).ok_or(Errno::NOENT)?;
         if by == id {
-            // The process waits for this answer, and cannot take the other end meanwhile.
+            // Both ends are in one process. It waits for this answer and cannot take over the
+            // other end meanwhile.
             return Err(Errno::XDEV);
         }
         let now = self.closings.diag(ctx, there.netns, None).and_then(|diag| diag.unix(peer));
@@ -137,13 +169,26 @@ impl Shm {
 
     /// [`request::Meet`] of a Unix socket.
     pub fn meet_unix(&mut self, ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>) -> Answer<answer::Meet> {
-        let (_, by, there) = self.offered_unix(ctx, id, fd)?;
-        self.judge_unix(ctx, id, there.listener, by)?;
+        let met = self.offered_unix(ctx, id, fd);
+        let met = met.and_then(|(_, by, there)| self.judge_unix(ctx, id, there.listener, by).map(|()| there));
+        let there = self.counted(met)?;
         self.channel_to(ctx, id, there.listener, None).map(|(answer, fd)| (answer.into(), fd))
     }
 
-    /// [`request::Upgrade`] of a Unix socket, after [`Shm::meet_unix`], perhaps of another one.
+    /// Handles [`request::Upgrade`] for a Unix socket, after [`Shm::meet_unix`] for this or
+    /// another one.
     pub fn upgrade_unix(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: request::Upgrade,
+        fd: BorrowedFd<'_>,
+    ) -> Result<u64, Errno> {
+        let upgraded = self.upgrade_unix_end(ctx, id, msg, fd);
+        self.counted(upgraded)
+    }
+
+    fn upgrade_unix_end(
         &mut self,
         ctx: &mut Context,
         id: ConnId,

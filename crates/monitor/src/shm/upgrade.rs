@@ -1,7 +1,7 @@
-//! Kernel connections between two of our clients that go over to shared memory.
+//! Moves kernel connections between two clients of the monitor to shared memory.
 //!
-//! Both show their end; what the kernel says of the two descriptors, and nothing that
-//! they write, decides whether these are the ends of one connection.
+//! Both sides show their ends as descriptors. The kernel's facts about the two descriptors decide
+//! whether they are the ends of one connection. Claims of the processes do not count.
 
 use crate::address::{canonical, V4_ANY, V6_ANY};
 use crate::answer::Answer;
@@ -57,11 +57,13 @@ impl Shm {
         Ok((answer::Offer {}, None))
     }
 
-    /// The offer of the very socket that is at this end now. A process may have offered one, closed it in secret, and
-    /// the next socket at this end is another process's. `place`: a TCP socket of the network namespace.
+    /// The offer for the socket that is at this end now. The process that made the offer may have
+    /// closed its socket without a message; then the next socket at this end belongs to another
+    /// process. `place`: a TCP socket of the network namespace.
     pub fn offer_at(&mut self, ctx: &Context, end: &End, place: BorrowedFd<'_>) -> Result<(ConnId, Here), Errno> {
         let (by, here) = self.offers.get(end).ok_or(Errno::NOENT)?;
-        // (What is kept open to ask in another namespace goes with the last listener there.)
+        // (Asks in another namespace only while a listener exists there: the monitor closes its
+        // socket there with the last listener.)
         let place = self.listeners.iter().any(|l| l.info.netns == end.0).then_some(place);
         let is_there = |diag: &mut SockDiag| diag.is_end(end.1, end.2, here.socket);
         if !self.closings.diag(ctx, end.0, place).is_none_or(is_there) {
@@ -88,7 +90,7 @@ impl Shm {
         Ok((answer::Upgrade { patience }, None))
     }
 
-    /// Both ends are in one network namespace of this host.
+    /// Handles a connection whose ends are in one network namespace of this host.
     fn upgrade_here(
         &mut self,
         ctx: &mut Context,
@@ -107,14 +109,15 @@ impl Shm {
             return Err(Errno::INVAL);
         }
         if netns != ch.netns {
-            // If it goes back to the kernel its sockets are made where the channel is.
+            // On the way back to the kernel, new sockets are made in the network namespace of the
+            // channel.
             return Err(Errno::XDEV);
         }
         let there = (netns, peer, own);
         let (other, Here { name, listener, .. }) = self.offer_at(ctx, &there, fd)?;
         let ch = self.party(ctx, id, channel)?;
         if other == id {
-            // Nobody is there to answer while it asks.
+            // Both ends are in one process, which cannot answer while it waits for this request.
             return Err(Errno::XDEV);
         }
         let accepted = ctx.clients.get(other).ok_or(Errno::NOENT)?;
@@ -126,7 +129,8 @@ impl Shm {
         if ctx.is_off(id) || ctx.is_off(other) {
             return Err(Errno::BUSY);
         }
-        // It may be another of the fork group than those that were asked about for the channel.
+        // This process may be another one of the fork group than those for which the channel was
+        // allowed.
         ctx.may_pair(ctx.known_as(id)?, other, &Destination::Inet(destination_of(peer))).map_err(|_| Errno::XDEV)?;
         self.offers.take(&there);
         if let Some(ch) = self.channels.get_mut(channel) {
@@ -142,8 +146,9 @@ impl Shm {
         }
     }
 
-    /// The process shows a socket that it has received. EAGAIN: others have it, too. Else the listener at its own
-    /// address of the process that has sent it, if that and the listener's workers have the same rights.
+    /// Checks a socket that the process says it has received. EAGAIN: other processes have it,
+    /// too. Otherwise returns the sender's listener at the socket's own address, if the sender and
+    /// the listener's workers have the same rights as this process.
     pub fn received(&self, ctx: &Context, id: ConnId, cookie: u64, end: &End) -> Result<Option<ListenerId>, Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let by = self.passed.alone((client.uid, cookie), id).ok_or(Errno::AGAIN)?;
@@ -152,12 +157,13 @@ impl Shm {
         Ok(listener.filter(|l| self.is_served_by(*l, client)))
     }
 
-    /// Whether workers of a listener have the rights of this process, which gets memory that they have.
+    /// Whether the workers of a listener have the rights of this process, which would get memory
+    /// that they map.
     fn is_served_by(&self, listener: ListenerId, client: &Client) -> bool {
         self.listeners.get(listener).is_some_and(|l| l.served_by.is_none_or(|rights| rights == client.rights()))
     }
 
-    /// Tells the accepting process, which calls the connection `name`.
+    /// Tells the process with the accepted end, which knows this connection as `name`.
     pub fn hand_over(
         &mut self,
         ctx: &mut Context,
@@ -169,13 +175,13 @@ impl Shm {
         ch.known_to.insert(to);
         let told = notice::UpgradeSrv { channel, listener: ch.listener, slot, generation, name, met };
         let out = Outgoing::with(told, ch.mem.fd());
-        tracing::debug!(channel, slot, to, "a kernel connection goes over");
+        tracing::debug!(channel, slot, to, "a kernel connection moves to shared memory");
         ctx.clients.send(to, out);
         Ok(())
     }
 }
 
-/// Of these listeners the one that has accepted a connection with this end.
+/// Finds the listener among these that can have accepted a connection with this end.
 pub fn listener_at(all: &Listeners, of: &BTreeSet<ListenerId>, (netns, own, _): &End) -> Option<ListenerId> {
     let ip = match own.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

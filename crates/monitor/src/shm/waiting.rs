@@ -1,12 +1,14 @@
-//! Connections that wait in SYN queues, and that no process takes.
+//! Finds connections that wait in accept queues in shared memory and that no process takes.
 //!
-//! A process may hold a listener and leave accepting to programs without the library, which know the kernel's queue
-//! only. So a connection that waited for a second while nothing was taken out of its queue goes into the kernel's queue
-//! ([`super::untaken`]), whoever listens. A server that was busy for so long accepts it there. New connections are
-//! the kernel's until a process with the library has emptied that queue.
+//! A process with the library may hold a listener but leave `accept` to programs without the
+//! library. Those see only the kernel's accept queue. So a connection moves to the kernel's queue
+//! if nothing was taken out of its own queue for a second ([`super::untaken`]). A server that was
+//! merely busy accepts the connection there. New connections use the kernel until a process with
+//! the library has emptied that queue.
 //!
-//! A channel is looked at from when it is made or its client says that something comes, until its queues are empty
-//! and nothing has come since the last look. So a client that connects all the time says nothing.
+//! The monitor watches a channel after the channel was made, or after its client has announced a
+//! connection. It stops when the queues are empty and nothing has come since its last look. So a
+//! client that connects all the time need not announce anything.
 
 use crate::membarrier::heavy_fence;
 use crate::shm::channels::{Channel, ChannelMem, Channels};
@@ -17,38 +19,38 @@ use fsocket_sync::atomic::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_millis(500);
-/// A connection that has been there for so many looks, all of which found the same one first, has waited long enough.
+/// A connection has waited too long if it was the first of its queue at this many looks.
 const LOOKS: u32 = 3;
 
-/// Channels in which something may wait.
+/// The channels in which a connection may wait.
 #[derive(Default)]
 pub struct Waiting {
     watched: BTreeMap<ChannelId, Watched>,
     pub next: Option<Instant>,
 }
 
-/// What the last look at a channel has found.
+/// The result of the last look at a channel.
 #[derive(Default)]
 struct Watched {
     heads: Heads,
-    /// Connections that had come.
+    /// Number of connections that had been opened by then.
     opened: u64,
 }
 
-/// Of each queue that was not empty: its head, and how many looks have found that.
+/// The head of each queue that is not empty, and how many looks have found the same head.
 type Heads = BTreeMap<usize, (u32, u32)>;
 
 impl Waiting {
-    /// Something comes in a channel, or soon will.
+    /// Watches a channel in which a connection has come or will soon come.
     pub fn arrives(&mut self, channel: ChannelId) {
         self.watched.entry(channel).or_default();
         self.next.get_or_insert_with(|| Instant::now() + LOOK);
     }
 }
 
-/// The queues that are not empty, with what was known of them.
+/// The queues that are not empty now, with the notes of former looks.
 fn look(mem: &ChannelMem, before: &Heads) -> Heads {
     let waits = |q: &usize| mem.queued(*q) > 0;
     let found = |q: usize| {
@@ -60,7 +62,8 @@ fn look(mem: &ChannelMem, before: &Heads) -> Heads {
 }
 
 impl Waiting {
-    /// Looks, if it is time: listeners at which a connection has waited for too long.
+    /// Looks at the watched channels if it is time. Returns the listeners at which a connection
+    /// has waited too long.
     pub fn look_if_due(&mut self, channels: &Channels, dispatch: &Dispatch) -> BTreeSet<ListenerId> {
         let now = Instant::now();
         let mut untaken = BTreeSet::new();
@@ -75,7 +78,8 @@ impl Waiting {
             if watched.heads.values().any(|(_, looks)| *looks >= LOOKS) {
                 untaken.insert(ch.listener);
             }
-            // (Those that the balance looks at, too, are told by it when it looks no more.)
+            // (A channel that the dispatcher also watches is kept: the dispatcher decides when to
+            // stop.)
             if watched.heads.is_empty() && watched.opened == before && !dispatch.looks_at(*id) {
                 quiet.push(ch);
             }
@@ -86,33 +90,33 @@ impl Waiting {
         untaken
     }
 
-    /// Channels in which nothing waits: their clients say when something comes.
+    /// Stops watching channels in which nothing waits. Their clients announce the next connection.
     fn stop(&mut self, quiet: &[&Channel]) {
         if quiet.is_empty() {
             return;
         }
         let was: Vec<u32> = quiet.iter().map(|ch| ch.mem.idle().swap(1, Ordering::SeqCst)).collect();
-        // A client puts a connection into a queue, and then looks at that word: it has seen it, or the connection is
-        // seen here.
+        // A client puts a connection into a queue, then reads the `idle` word. So either it sees
+        // the word set, or the look below sees its connection.
         heavy_fence();
         for (ch, was) in quiet.iter().zip(was) {
             match look(&ch.mem, &Heads::new()).is_empty() {
                 true => _ = self.watched.remove(&ch.id),
-                // (Where the balance waits to be told it still is.)
+                // (If the word was set before, the dispatcher still waits for an announcement.)
                 false => _ = ch.mem.idle().compare_exchange(1, was, Ordering::SeqCst, Ordering::SeqCst),
             }
         }
     }
 }
 
-/// Connections on their way into kernel queues ([`super::untaken`]).
+/// Connections on their way to kernel queues ([`super::untaken`]).
 #[derive(Default)]
 pub struct Moving {
-    /// Listeners whose queues are to be emptied.
+    /// Listeners whose queues must be emptied.
     pub listeners: BTreeSet<ListenerId>,
-    /// Connections that have been taken, and whose socket is not connected yet.
+    /// Connections that were taken out, and whose kernel socket is not connected yet.
     pub begun: Vec<Named>,
-    /// When to go on, and how long that was.
+    /// When to go on, and how long the pause was.
     pub next: Option<(Instant, Duration)>,
 }
 

@@ -1,10 +1,11 @@
-//! Changing a connection in the name of a side that is gone, and waking the
-//! other one: what the library does in `close`, done from outside.
+//! Changes a connection in the name of a side that is gone, and wakes the other one: the work of
+//! the library's `close`, done from outside.
 
 use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
 use crate::shm::channels::{Channel, ChannelMem};
-use crate::shm::switched::Release;
+use crate::shm::ends::leave_end;
+use crate::shm::switched::{Named, Release};
 use fsocket_abi::arena;
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_abi::flags::FlagSet;
@@ -14,31 +15,33 @@ use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use rustix::thread::futex;
 
-/// Closes `side` of a connection: its status bits are set and the other side
-/// hears of it, whether it waits for data or for space.
+/// Closes `side` of a connection: sets its status bits and wakes the other side, whether that waits
+/// for data or for space.
 pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &Clients) {
     let control = ch.mem.slot(slot);
     let how = match bits & status::RST {
         0 => Release::ReadAll(ch.mem.carried(slot, 1 - side)),
         _ => Release::Reset,
     };
-    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed), how);
+    let named = Named { channel: ch.id, slot, side, generation: control.generation.load(Ordering::Relaxed) };
+    leave_end(ch, &named, how);
     control.dir[side].prod.status.fetch_or(bits, Ordering::Release);
-    // Before the want words are read. The sleeper's membarrier pairs with it
-    // (this process is registered).
+    // This comes before the want words are read. The sleeper's membarrier pairs with it, because
+    // this process is registered.
     fence(Ordering::SeqCst);
+    leave_end(ch, &named, how);
     let other = 1 - side;
     wake_slot(ch, other, &control.dir[side].want_data, slot, clients);
     wake_slot(ch, other, &control.dir[other].want_space, slot, clients);
     tell_news(ch, other, slot, clients);
 }
 
-/// A side whose peer can write all words of the connection that it sleeps on.
+/// Wakes a side whose peer can write all words of the connection.
 fn tell_news(ch: &Channel, side: usize, slot: usize, clients: &Clients) {
     clients.tell_news(&ch.known_to, |family| ch.is_party(side, family), arena::news_of(ch.id, slot));
 }
 
-/// Those on `side` who wait on a connection look again.
+/// Makes waiters of `side` on a connection look again.
 pub fn wake_side(ch: &Channel, slot: usize, side: usize, clients: &Clients) {
     let control = ch.mem.slot(slot);
     fence(Ordering::SeqCst);
@@ -47,16 +50,19 @@ pub fn wake_side(ch: &Channel, slot: usize, side: usize, clients: &Clients) {
     tell_news(ch, side, slot, clients);
 }
 
-/// Status bits with which `side`, that crashed, leaves: as TCP, reset if it had
-/// not read everything or was not to linger, unless the connection was over.
+/// Status bits with which the crashed `side` leaves, as in TCP. It is a reset if that side had
+/// unread bytes or was not to linger, unless the connection was over.
 pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread: bool) -> u32 {
     let status = |side: usize| ch.mem.slot(slot).dir[side].prod.status.load(Ordering::Acquire);
     let (own, peer) = (status(side), status(1 - side));
     let flags = sock.flags.get();
+    // (A Unix connection is over when it is closed, and does not linger.)
+    let tcp = !ch.is_unix();
     let over = peer & status::RST != 0
         || (peer & status::FIN != 0 && flags.has(FlagSet::SHUT_WR))
         || (peer & (status::CLOSED | status::SHUT_BOTH) != 0 && flags.has(FlagSet::SENT_AFTER_CLOSE));
-    let abort = sock.option(LINGER_ON) != 0 && sock.option(LINGER_SECS) == 0;
+    let over = tcp && over;
+    let abort = tcp && sock.option(LINGER_ON) != 0 && sock.option(LINGER_SECS) == 0;
     // The bytes that it had not read have gone over to the kernel with it.
     let unread = unread && !flags.is_drained();
     status::CLOSED
@@ -67,8 +73,7 @@ pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread:
         }
 }
 
-/// Closes a side of all connections where it is not closed yet: nobody is left
-/// on it who could.
+/// Closes a side of all its connections, because no process is left that could.
 pub fn close_all(ch: &Channel, side: usize, clients: &Clients) {
     for slot in ch.mem.touched_slots() {
         let control = ch.mem.slot(slot);
@@ -78,11 +83,13 @@ pub fn close_all(ch: &Channel, side: usize, clients: &Clients) {
             close_side(ch, slot, side, status::RST | status::CLOSED, clients);
         }
     }
-    ch.switched.borrow_mut().leave(side);
+    let all = ch.switched.borrow().all();
+    for (slot, generation) in all {
+        leave_end(ch, &Named { channel: ch.id, slot, side, generation }, Release::Copied);
+    }
 }
 
-/// Nobody accepts any more: refuses new connections and resets those that
-/// nobody took.
+/// No process accepts any more: refuses new connections and resets those that were not accepted.
 pub fn end_listening(ch: &Channel, clients: &Clients) {
     ch.mem.listener_closed().store(1, Ordering::SeqCst);
     // A client that publishes a SYN and then finds `listener_closed` unset has
@@ -91,7 +98,8 @@ pub fn end_listening(ch: &Channel, clients: &Clients) {
     refuse_waiting(ch, clients);
 }
 
-/// Resets connections that nobody took. After a fence, behind which `listener_closed` is set.
+/// Resets connections that no worker has taken. The caller has set `listener_closed` before a
+/// fence.
 pub fn refuse_waiting(ch: &Channel, clients: &Clients) {
     for slot in ch.mem.touched_slots() {
         // The first to change the state from SYN decides: a worker that accepts, or the monitor.
@@ -104,8 +112,8 @@ pub fn refuse_waiting(ch: &Channel, clients: &Clients) {
     }
 }
 
-/// A worker died with connections in its queue: everybody who still accepts
-/// shall come and take them.
+/// A worker died with connections in its queue, so all accepting processes shall come and take
+/// them.
 pub fn wake_stealers(ch: &Channel, clients: &Clients) {
     fence(Ordering::SeqCst);
     for q in ch.mem.touched_queues() {
@@ -124,10 +132,11 @@ pub fn wake_stealers(ch: &Channel, clients: &Clients) {
 }
 
 fn wake_slot(ch: &Channel, side: usize, want: &Want, slot: usize, clients: &Clients) {
-    // First the bits: a thread that is woken and sleeps again sets its own once more, which nobody else may take.
+    // The bits come first: a woken thread that sleeps again sets its bit once more, and no other thread may clear
+    // it.
     let mut bits = want.take() & !FUTEX_BIT;
-    // Threads on the futex also without their bit: a process that was killed may have taken it, and not have come to
-    // wake them. (Threads on a waker look by themselves every two seconds.)
+    // Threads on the futex are woken even without their bit, because a killed process may have cleared it without
+    // waking them. (Threads on a waker look by themselves every two seconds.)
     wake_futex(want);
     while bits != 0 {
         let w = bits.trailing_zeros() as usize;
@@ -144,11 +153,11 @@ fn wake_futex(want: &Want) {
     let _ = futex::wake(&want.seq, futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Wakes the waiter if it sleeps. Only a process of that side's own families: the key
-/// in shared memory may be anything.
+/// Wakes the waiter if it sleeps. Only a process of that side's own families is woken, because the
+/// key in shared memory may have any value.
 fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
     let waiter = ch.mem.waiter(side, w);
-    // `ready` and `summary` before `sleeping`; the sleeper stores `sleeping`,
+    // `ready` and `summary` are stored before `sleeping` is read; the sleeper stores `sleeping`,
     // runs a heavy fence and looks at `summary`.
     fence(Ordering::SeqCst);
     if waiter.sleeping.swap(0, Ordering::AcqRel) != 0 {
@@ -157,7 +166,7 @@ fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
     }
 }
 
-/// Frees the waiters of a process that is gone.
+/// Frees the waiters of a process that has ended.
 pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
     for w in ch.mem.touched_waiters(side) {
         let waiter = ch.mem.waiter(side, w);
@@ -170,14 +179,14 @@ pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
         for word in &waiter.ready {
             word.store(0, Ordering::Relaxed);
         }
-        // Release: clean before it is anybody's. Only if it still is the dead
-        // one's.
+        // Release: the waiter is clean before another process can have it. It is freed only if it
+        // still belongs to the dead process.
         let _ = waiter.waker.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
-/// Whether a side that reads at `pos` (with `base` at offset 0 of the ring) has
-/// something left to read. `partial`: bytes left of a record that it began.
+/// Does a side that reads at `pos` (with `base` at offset 0 of the ring) have unread bytes?
+/// `partial`: unread bytes of a record that it has begun.
 pub fn has_unread(mem: &ChannelMem, slot: usize, side: usize, pos: u64, base: u64, partial: u64) -> bool {
     use fsocket_abi::channel::record;
     if partial != 0 {
@@ -188,7 +197,7 @@ pub fn has_unread(mem: &ChannelMem, slot: usize, side: usize, pos: u64, base: u6
     if record::unpack(header).0 == record::PAD {
         return mem.ring_word(slot, dir, 0) != 0;
     }
-    // As the reader sees it: the sender goes on at the start of an empty ring,
-    // which the reader may not have followed.
+    // The reader's view counts: the sender continues at the start of an empty ring, and the reader
+    // may not have followed.
     header != 0 || (base != pos && mem.slot(slot).dir[dir].prod.rewind_from.load(Ordering::Acquire) == pos)
 }

@@ -1,11 +1,11 @@
-//! Waking threads of other processes: by a message at first, then by a pipe that two processes
-//! share with nobody.
+//! Lets processes wake each other's threads: by messages at first, then by pipes.
 //!
-//! A thread sleeps on a descriptor that only its own process has. What it may be woken by, a peer
-//! must not be able to block, to drain for others, or to make blocking. So each pair of processes
-//! has a pipe of its own, made here: the sleeper holds the only description of the read end, the
-//! waking process a description of its own, opened once more. Neither can change the other's flags, and
-//! neither can open the pipe again: the inode is this process's. See ADR 38.
+//! A thread sleeps on a descriptor. No other process may be able to block that descriptor, to
+//! drain it, or to set it to blocking mode. So the monitor makes a pipe for each pair of
+//! processes. The sleeper has the only file description of the read end. The process that wakes it
+//! has a file description of its own, which was opened separately. So neither can change the
+//! other's flags. Neither can open the pipe again, because the inode belongs to the monitor. See
+//! ADR 38.
 
 use crate::clients::Outgoing;
 use crate::context::Context;
@@ -16,13 +16,13 @@ use fsocket_abi::channel::{waker_key, KEY_WAKER};
 use fsocket_proto::{notice, request};
 use std::rc::Rc;
 
-/// Pipes of one channel: every waiter of both sides for each process that may wake it, as far as
-/// honest processes ever come.
+/// Pipes of one channel, at most. Honest processes need at most one for each waiter and each
+/// process that may wake it.
 const PIPES: usize = 1024;
-/// Pipes of which the sleeper has not said yet that it watches them.
+/// Pipes that a sleeper was sent and has not confirmed, at most.
 const UNREADY: usize = 64;
 
-/// What a WAKER or WAKER_READY names.
+/// The subject of a WAKER or WAKER_READY message.
 struct Named {
     channel: ChannelId,
     pair: Pair,
@@ -32,13 +32,13 @@ impl Shm {
     fn named(&self, ctx: &Context, id: ConnId, msg: &request::Waker) -> Option<Named> {
         let ch = self.channels.get(msg.channel)?;
         let party = |conn, side| ctx.clients.get(conn).is_some_and(|c| ch.is_party(side, c.family));
-        // The sleeper on its side, the other process on the other.
+        // The sleeper must be on the named side, and the process that wakes it on the other one.
         let side = msg.waiter.side;
         let pair = (id, msg.waker, msg.waiter, msg.ringer);
         (party(id, side) && party(msg.ringer, 1 - side)).then_some(Named { channel: msg.channel, pair })
     }
 
-    /// [`request::Ring`]: passed on to the sleeper.
+    /// Handles [`request::Ring`]: wakes the sleeper.
     pub fn ring(&mut self, ctx: &Context, id: ConnId, msg: request::Ring) {
         let Ok(ch) = self.party(ctx, id, msg.channel) else { return };
         let fits = |family| ch.is_party(msg.waiter.side, family);
@@ -50,11 +50,11 @@ impl Shm {
         }
     }
 
-    /// [`request::Waker`]: the sleeper's end of a pipe.
+    /// Handles [`request::Waker`]: sends the sleeper its end of a new pipe.
     pub fn waker(&mut self, ctx: &mut Context, id: ConnId, msg: request::Waker) {
         let Some(named) = self.named(ctx, id, &msg) else { return };
         let (Some(ch), Some(client)) = (self.channels.get(named.channel), ctx.clients.get(id)) else { return };
-        // The process that is to get an end has rung, and reads what it is sent.
+        // The other process must have rung this waker before, and must be reading its messages.
         if !ch.pipes.was_rung((msg.ringer, id, msg.waker)) || !ctx.clients.has_room(id, msg.ringer, 1) {
             return;
         }
@@ -62,7 +62,7 @@ impl Shm {
             return;
         }
         let uid = client.uid;
-        // Out of descriptors: messages go on waking it.
+        // If there are no descriptors, the process is still woken by messages.
         if !self.has_share(ctx, uid, shares::PIPE) {
             return;
         }
@@ -74,7 +74,7 @@ impl Shm {
         ctx.clients.send(id, Outgoing::with(notice::WakerRead { waker, channel, waiter, ringer }, Rc::new(read)));
     }
 
-    /// [`request::WakerReady`]: the other process's end.
+    /// Handles [`request::WakerReady`]: sends the other process its end.
     pub fn waker_ready(&mut self, ctx: &mut Context, id: ConnId, msg: request::WakerReady) {
         let request::WakerReady { waker, channel, waiter, ringer } = msg;
         let Some(named) = self.named(ctx, id, &request::Waker { waker, channel, waiter, ringer }) else { return };
@@ -84,7 +84,7 @@ impl Shm {
         let key = waker_key(client.nonce, usize::from(waker));
         let told = notice::WakerWrite { key, channel, waiter };
         if !ctx.clients.send_for(id, ringer, Outgoing::with(told, Rc::new(write))) {
-            // The pipe ends, and messages go on waking the sleeper.
+            // The pipe is closed, and messages still wake the sleeper.
             ch.pipes.0.remove(&named.pair);
         }
     }

@@ -1,4 +1,5 @@
 use super::*;
+use rustix::net::{AddressFamily, SocketType};
 
 #[test]
 fn ports_of_listeners_and_of_connections() {
@@ -13,7 +14,7 @@ fn ports_of_listeners_and_of_connections() {
         assert!(listened.contains(&port) && !listened.contains(&client_port));
         let connected = diag.local_ports(true).unwrap();
         assert!(connected.contains(&port) && connected.contains(&client_port));
-        // Who closes first is in TIME_WAIT then.
+        // From here on, the server's side is in TIME_WAIT because it closes first.
         drop(server);
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         drop((client, listener));

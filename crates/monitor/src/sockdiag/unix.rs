@@ -1,21 +1,21 @@
-//! Which two Unix sockets are connected (unix_diag(7), sock_diag(7)).
+//! Finds out which two Unix sockets are connected (unix_diag(7), sock_diag(7)).
 //!
-//! The kernel says of a socket with which other one it is connected: no process can make it say anything else, and it
-//! needs no privilege. Both are named by their inode numbers, which `fstat` says of a descriptor.
+//! The kernel tells with which other socket a socket is connected. No process can falsify the
+//! answer, and asking takes no privilege. Sockets are identified by their inode numbers, which
+//! `fstat` returns for a descriptor.
 
-use super::{Head, SockDiag, NLMSG_ERROR, SOCK_DIAG_BY_FAMILY, TCP_ESTABLISHED};
-use rustix::net::{RecvFlags, SendFlags};
+use super::{SockDiag, SOCK_DIAG_BY_FAMILY, TCP_ESTABLISHED};
+use crate::netlink::attributes;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// From linux/unix_diag.h.
 const UDIAG_SHOW_PEER: u32 = 4;
 const UNIX_DIAG_PEER: u16 = 2;
 
-/// struct unix_diag_req, after its header.
+/// struct unix_diag_req.
 #[derive(Clone, Copy, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Request {
-    head: Head,
     family: u8,
     protocol: u8,
     pad: u16,
@@ -37,36 +37,21 @@ struct Answer {
     cookie: [u32; 2],
 }
 
-/// struct nlattr.
-#[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Attribute {
-    len: u16,
-    kind: u16,
-}
-
 /// A connected Unix stream socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connected {
     /// SO_COOKIE.
     pub cookie: u64,
-    /// Inode number of the socket with which it is connected.
+    /// Inode number of the peer's socket.
     pub peer: u32,
 }
 
 impl SockDiag {
-    /// What the kernel says of the Unix stream socket with this inode number, in the network namespace that is asked
-    /// about. `None`: there is none, it is not connected, or the kernel does not tell.
+    /// The kernel's facts about the Unix stream socket with this inode number, in the network
+    /// namespace of this sock_diag socket. `None`: there is no such socket, it is not connected,
+    /// or the kernel does not answer.
     pub fn unix(&mut self, inode: u32) -> Option<Connected> {
-        self.seq = self.seq.wrapping_add(1);
         let request = Request {
-            head: Head {
-                len: size_of::<Request>() as u32,
-                kind: SOCK_DIAG_BY_FAMILY,
-                flags: libc::NLM_F_REQUEST as u16,
-                seq: self.seq,
-                pid: 0,
-            },
             family: libc::AF_UNIX as u8,
             protocol: 0,
             pad: 0,
@@ -75,37 +60,21 @@ impl SockDiag {
             show: UDIAG_SHOW_PEER,
             cookie: [u32::MAX; 2],
         };
-        rustix::net::send(&self.fd, request.as_bytes(), SendFlags::empty()).ok()?;
-        let mut bytes = [0u8; 4096];
-        loop {
-            // The kernel has answered by now: it runs in our system calls.
-            let (n, _) = rustix::net::recv(&self.fd, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
-            let (head, body) = Head::read_from_prefix(bytes.get(..n)?).ok()?;
-            // Left over from a question that ended early.
-            if head.seq != self.seq {
-                continue;
-            }
-            let body = body.get(..(head.len as usize).checked_sub(size_of::<Head>())?)?;
-            return if head.kind == NLMSG_ERROR { None } else { connected(body, inode) };
-        }
+        let mut found = None;
+        let answer = |_, body: &[u8]| found = connected(body, inode);
+        self.0.ask(SOCK_DIAG_BY_FAMILY, false, request.as_bytes(), answer).ok()?;
+        found
     }
 }
 
 fn connected(body: &[u8], inode: u32) -> Option<Connected> {
-    let (answer, mut rest) = Answer::read_from_prefix(body).ok()?;
+    let (answer, rest) = Answer::read_from_prefix(body).ok()?;
     let fits = answer.inode == inode
         && i32::from(answer.kind) == libc::SOCK_STREAM
         && u32::from(answer.state) == TCP_ESTABLISHED;
     let cookie = u64::from(answer.cookie[0]) | u64::from(answer.cookie[1]) << 32;
-    while let Some((attribute, value)) = Attribute::read_from_prefix(rest).ok().filter(|_| fits) {
-        let value = value.get(..usize::from(attribute.len).checked_sub(size_of::<Attribute>())?)?;
-        if attribute.kind == UNIX_DIAG_PEER {
-            let peer = u32::read_from_bytes(value).ok()?;
-            return Some(Connected { cookie, peer });
-        }
-        rest = rest.get(usize::from(attribute.len).next_multiple_of(4)..)?;
-    }
-    None
+    let (_, peer) = attributes(rest).find(|(kind, _)| fits && *kind == UNIX_DIAG_PEER)?;
+    Some(Connected { cookie, peer: u32::read_from_bytes(peer).ok()? })
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! The front's side of steering: it asks the broker, and remembers what it was told.
+//! The front's side of steering: it asks the broker, and remembers the answers.
 
 use super::groups::Spare;
 use super::{Also, Done, State};
 use crate::broker::Broker;
 use std::time::Instant;
 
-/// What the front knows of steering.
+/// The front's knowledge of steering.
 #[derive(Default)]
 pub struct Front {
     state: State,
@@ -17,7 +17,7 @@ impl Front {
         !self.state.any
     }
 
-    /// Are flow groups steered in this network namespace, by a device or our program?
+    /// Whether a device or Fastsocket's BPF program steers flow groups in this network namespace.
     pub fn has_groups(&self, netns: u64) -> bool {
         self.state.groups.contains(&netns)
     }
@@ -27,17 +27,17 @@ impl Front {
         self.spare.look(now)
     }
 
-    /// Asks the broker for the rest of steering ([`Also`]).
+    /// Asks the broker for an operation of steering ([`Also`]).
     pub fn also(&mut self, what: &Also, broker: &Broker) -> Done {
-        // Where nothing is steered there is nothing to do.
+        // If no device is steered, there is nothing to do.
         if self.is_empty() && !matches!(what, Also::Begin) {
             return Done::default();
         }
         broker.steer_also(what)
     }
 
-    /// Remembers how things stand. The slices, if they may have changed: network namespace, first port,
-    /// ports a slice, CPU of each.
+    /// Remembers the state after an operation. If it has changed, returns the slices of source
+    /// ports: network namespace, first port, ports in a slice, CPU of each slice.
     pub fn heard(&mut self, done: &Done) -> Option<impl Iterator<Item = (u64, u16, u32, &[u32])>> {
         self.state = done.state.clone()?;
         let slices = self.state.slices.iter();

@@ -1,53 +1,55 @@
-//! Which CPU a flow group is steered to, by whom it was moved, and when it may come
-//! back (Affinity-Accept, 3.3.2).
+//! Which CPU each flow group is steered to, which zone has moved it there, and when it returns
+//! (Affinity-Accept, section 3.3.2).
 
 use fsocket_bpf::steer::{dealt, GROUPS};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// In the paper one of 85 groups of a core (4,096 over 48) moves every 100 ms: a whole
-/// CPU's share in 8.5 s. Fewer CPUs have more groups each, and move as many more at a time.
+/// In the paper, a core has 85 flow groups (4,096 over 48 cores) and moves one every 100 ms: all
+/// of them in 8.5 s. With fewer CPUs each has more groups, and moves proportionally more at a
+/// time.
 const SHARE: usize = 85;
 
-/// A zone that is not busy takes flow groups from the one it stole from most.
+/// A wish to move flow groups: a zone that is not busy takes them from the zone from which it has
+/// stolen most.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Move {
     /// SO_NETNS_COOKIE of the listener.
     pub netns: u64,
-    /// CPUs.
+    /// The CPUs that give and take the groups.
     pub from: u32,
     pub to: u32,
-    /// The one it stole from is busy: its queue is long.
+    /// The giving zone is busy: its queue is long.
     pub busy: bool,
-    /// It has lost most of what came for it.
+    /// The giving zone has lost most of its connections to thieves.
     pub most: bool,
 }
 
-/// The flow groups of a steered device.
+/// The flow groups of a steered device: the present CPU of each, and its own (home) CPU.
 #[derive(Debug)]
 pub struct Groups {
     now: Vec<u32>,
     home: Vec<u32>,
     cpus: usize,
-    /// Where the search for the next one begins.
+    /// Where the search for the next group begins.
     next: usize,
     pub moved: u64,
     pub returned: u64,
 }
 
 impl Groups {
-    /// Dealt out in turn, as `Programs::set_groups` does.
+    /// Groups dealt out to the CPUs in turn, as `Programs::set_groups` does.
     pub fn dealt(cpus: &[u32]) -> Groups {
         Groups::at((0..GROUPS).filter_map(|group| dealt(group, cpus)).collect(), cpus.len())
     }
 
-    /// As they are found: by group its CPU, one of so many.
+    /// `home` has the present CPU of each group. `cpus`: the number of CPUs.
     pub fn at(home: Vec<u32>, cpus: usize) -> Groups {
         Groups { now: home.clone(), home, cpus, next: 0, moved: 0, returned: 0 }
     }
 
-    /// How many move at a time.
+    /// How many groups move at a time.
     pub fn step(&self, asked: u32) -> usize {
         match asked {
             0 => (self.now.len() / self.cpus.max(1)).div_ceil(SHARE),
@@ -55,27 +57,27 @@ impl Groups {
         }
     }
 
-    /// Is any group not where it belongs?
+    /// Whether any group is not on its home CPU.
     pub fn any_away(&self) -> bool {
         self.now != self.home
     }
 
-    /// How many are not.
+    /// How many groups are not on their home CPUs.
     pub fn away(&self) -> u32 {
         self.now.iter().zip(&self.home).filter(|(now, home)| now != home).count() as u32
     }
 
-    /// The CPU that has a group, and the one that it belongs to.
+    /// The present CPU and the home CPU of a group.
     pub fn of(&self, group: usize) -> Option<(u32, u32)> {
         self.now.get(group).copied().zip(self.home.get(group).copied())
     }
 
-    /// Other groups take their place: the CPU that has each, and the one that it belongs to.
+    /// Replaces all groups. Each item: present CPU and home CPU.
     pub fn replace(&mut self, groups: impl Iterator<Item = (u32, u32)>) {
         (self.now, self.home) = groups.unzip();
     }
 
-    /// They belong elsewhere from now on, and those that were at home go there.
+    /// Gives the groups new home CPUs. Groups that were at home move along.
     pub fn rehome(&mut self, home: Vec<u32>) {
         for (now, (old, new)) in self.now.iter_mut().zip(self.home.iter().zip(&home)) {
             if now == old {
@@ -85,12 +87,13 @@ impl Groups {
         self.home = home;
     }
 
-    /// One look's moves and returns, `asked` at a time (0: the paper's share). `moves` are of
-    /// these CPUs; `zone`: is it one that is balanced? `set` tells the program; false: it could
-    /// not be told. Whether some are away.
-    /// A zone whose CPU has no time left gives groups to one that has, also before anything had
-    /// to be stolen: the kernel's scheduler may well run its worker at once, at the cost of
-    /// whatever else runs there.
+    /// Makes one round of moves and returns, of `asked` groups at a time (0: the paper's share).
+    /// `moves`: those between CPUs of this device. `zone`: whether a CPU is a balanced zone. `set`
+    /// sets a group in the BPF program or card; false: it failed. Returns whether some groups are
+    /// not at home.
+    /// A zone whose CPU has no time left also gives groups to one that has time, even if no
+    /// connection was stolen. (The scheduler would perhaps run its worker at once, but at the cost
+    /// of other work on that CPU.)
     pub fn turn(
         &mut self,
         moves: &[&Move],
@@ -119,7 +122,7 @@ impl Groups {
         away
     }
 
-    /// Number of groups by CPU.
+    /// Number of groups on each CPU.
     pub fn by_cpu(&self) -> BTreeMap<u32, u32> {
         let mut sum = BTreeMap::new();
         for cpu in self.home.iter().chain(&self.now) {
@@ -131,20 +134,20 @@ impl Groups {
         sum
     }
 
-    /// Moves up to `n` groups from one CPU to another. `set` tells the program; false: it
-    /// could not be told.
+    /// Moves up to `n` groups from one CPU to another. `set` sets a group in the BPF program or
+    /// card; false: it failed.
     pub fn take(&mut self, from: u32, to: u32, n: usize, set: impl FnMut(u32, u32) -> bool) {
         let moved = self.change(n, |now, _| (now == from).then_some(to), set);
         self.moved += moved;
     }
 
-    /// The one of these CPUs that has the fewest groups.
+    /// The CPU with the fewest groups among these.
     pub fn least(&self, cpus: impl Iterator<Item = u32>) -> Option<u32> {
         let by_cpu = self.by_cpu();
         cpus.min_by_key(|cpu| by_cpu.get(cpu).copied().unwrap_or(0))
     }
 
-    /// Brings up to `n` groups of a CPU back to it.
+    /// Brings up to `n` groups back to their home CPU.
     pub fn bring_back(&mut self, cpu: u32, n: usize, set: impl FnMut(u32, u32) -> bool) {
         let back = self.change(n, |now, home| (home == cpu && now != cpu).then_some(cpu), set);
         self.returned += back;
@@ -164,13 +167,13 @@ impl Groups {
                 }
             }
         }
-        // Not always the same clients.
+        // The next search starts behind these groups, so that other clients are affected.
         self.next = (self.next + n) % self.now.len().max(1);
         changed
     }
 }
 
-/// Idle time and all time by CPU, in clock ticks.
+/// For each CPU: idle time and total time, in clock ticks.
 type Times = BTreeMap<u32, (u64, u64)>;
 
 /// Which CPUs have time to spare and which have none, from /proc/stat.
@@ -178,31 +181,32 @@ type Times = BTreeMap<u32, (u64, u64)>;
 pub struct Spare {
     last: Option<(Instant, Times)>,
     pub idle: BTreeSet<u32>,
-    /// Less than half of their time is left.
+    /// CPUs that are idle for less than half of the time.
     pub half: BTreeSet<u32>,
-    /// Somebody else's work is done there, or more of ours than fits.
+    /// CPUs without idle time: other work or too many workers run there.
     pub full: BTreeSet<u32>,
-    /// That has been so for a while.
+    /// CPUs that were full at several looks in a row.
     pub lasting: BTreeSet<u32>,
-    /// For how many looks.
+    /// The number of successive looks at which a CPU was full.
     streak: BTreeMap<u32, u32>,
 }
 
 impl Spare {
-    /// A clock tick is 10 ms: over less, a share says little.
+    /// The shortest time between two looks. A clock tick is 10 ms, so a share of less time says
+    /// little.
     const OVER: Duration = Duration::from_millis(300);
-    /// A CPU with that share of idle time can take its groups back, percent.
+    /// A CPU with at least this much idle time (percent) can take its groups back.
     const IDLE: u64 = 20;
-    /// One with less than that has none, percent.
+    /// A CPU with less idle time than this (percent) is full.
     const FULL: u64 = 3;
-    /// Looks after which that lasts.
+    /// A CPU that was full at this many looks in a row is lastingly full.
     const LASTS: u32 = 3;
 
-    /// What they had lately.
+    /// Reads the recent idle time of each CPU, if it is time.
     pub fn look(&mut self, now: Instant) -> &Spare {
         match &self.last {
             Some((at, _)) if now.saturating_duration_since(*at) < Self::OVER => {}
-            // Too long ago to say anything about now.
+            // The last look is too old to say anything about the present.
             Some((at, _)) if now.saturating_duration_since(*at) > Self::OVER * 4 => {
                 *self = Spare { last: Some((now, read())), ..Spare::default() };
             }
@@ -223,19 +227,20 @@ impl Spare {
         self
     }
 
-    /// Is it a reason to move groups? A few connections that were stolen while a worker did not look
-    /// for a moment are none, and what is stolen is none to bring more to a CPU that has less time.
+    /// Whether this wish is a reason to move groups. A few connections that were stolen while a
+    /// worker did not look for a moment are no reason. Steals also do not move groups to a CPU
+    /// that has less time.
     pub fn agrees(&self, m: &Move) -> bool {
         m.busy || m.most && !self.is_worse(m.to, m.from)
     }
 
-    /// Has the one no time left and the other some?
+    /// Whether CPU `one` is full and the other is not.
     fn is_worse(&self, one: u32, other: u32) -> bool {
         self.full.contains(&one) && !self.full.contains(&other)
     }
 }
 
-/// CPUs whose idle time in between, percent, is such.
+/// CPUs whose share of idle time (percent) between two readings is `such`.
 fn share(before: &Times, now: &Times, such: impl Fn(u64) -> bool) -> BTreeSet<u32> {
     let is_such = |(cpu, (idle, all)): (&u32, &(u64, u64))| {
         let (idle_then, all_then) = before.get(cpu)?;
@@ -253,7 +258,8 @@ fn parse(text: &str) -> Times {
     let line = |line: &str| {
         let (name, rest) = line.split_once(' ')?;
         let cpu = name.strip_prefix("cpu")?.parse().ok()?;
-        // user nice system idle iowait irq softirq steal; guests are in user.
+        // The columns: user nice system idle iowait irq softirq steal. Time of guests is included
+        // in user.
         let v: Vec<u64> = rest.split_whitespace().take(8).filter_map(|w| w.parse().ok()).collect();
         Some((cpu, (v.get(3)? + v.get(4).copied().unwrap_or(0), v.iter().sum())))
     };
@@ -270,7 +276,7 @@ mod tests {
         assert_eq!(g.step(0), 25);
         assert_eq!(g.step(3), 3);
         assert!(!g.any_away());
-        // A client that takes every second port.
+        // A client that uses only every second port.
         for cpu in 0..2 {
             assert_eq!((0..GROUPS).step_by(2).filter(|n| g.now[*n] == cpu).count(), 1024);
         }
@@ -286,10 +292,10 @@ mod tests {
         assert_eq!((g.moved, g.returned), (2048, 2048));
         g.take(1, 0, 10, |_, _| false);
         assert!(!g.any_away(), "the program could not be told");
-        // 48 CPUs, as the paper: one at a time.
+        // With 48 CPUs, as in the paper, one group moves at a time.
         assert_eq!(Groups::dealt(&(0..48).collect::<Vec<_>>()).step(0), 1);
         assert!(Groups::dealt(&[]).by_cpu().is_empty());
-        // A card's table of 128 entries.
+        // The table of a card with 128 entries.
         assert_eq!(Groups::at((0..128).map(|i| i % 4).collect(), 4).step(0), 1);
     }
 

@@ -1,5 +1,5 @@
-//! Steering that a restarted monitor takes up again: what was asked for, in a file.
-//! Nothing of it is pinned (ADR 18): in between, devices are as they were.
+//! A file with the requests for steering, so that a restarted monitor steers again. XDP programs
+//! are not pinned (ADR 18): between the two monitors, devices are as they were before.
 
 use super::place::Place;
 use super::sys::undo;
@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 #[derive(Serialize, Deserialize)]
 struct Kept {
     request: Attach,
-    /// File of the network namespace (`ip netns`); none: the monitor's own.
+    /// The file that names the network namespace (`ip netns`); `None`: the monitor's own.
     netns: Option<PathBuf>,
-    /// What does not end with the process.
+    /// Changes that do not end with the process, and so must be undone.
     #[serde(default)]
     steps: Vec<Step>,
 }
 
 impl Steers {
-    /// Undoes what a monitor before this one has left of its steering, and with `again`
-    /// steers as it did. `netns`: of this process.
+    /// Undoes what a former monitor has left of its steering. With `again`, steers as that monitor
+    /// did. `netns`: SO_NETNS_COOKIE of this process.
     pub fn take_over(&mut self, directory: &Path, netns: u64, again: bool) {
         let file = directory.join("steer.json");
         let kept = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Vec<Kept>>(&text).ok());
@@ -50,7 +50,7 @@ impl Steers {
         }
     }
 
-    /// Writes down what is steered now.
+    /// Writes the present steering to the file.
     pub(super) fn write(&self) {
         let Some((file, own)) = &self.keep else { return };
         let mut kept = Vec::new();
@@ -72,7 +72,7 @@ impl Steers {
         }
     }
 
-    /// No monitor comes after this one.
+    /// Removes the file: no monitor will come after this one.
     pub fn leave_nothing(&mut self) {
         if let Some((file, _)) = self.keep.take() {
             let _ = std::fs::remove_file(file);

@@ -1,5 +1,4 @@
-//! A network namespace that is not necessarily the monitor's own, and what can
-//! be read there.
+//! A network namespace, which need not be the monitor's own, and what can be read there.
 
 use crate::sockdiag::SockDiag;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,15 +18,15 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where the other side of a Unix connection has made it: a server's end has
-    /// the network namespace of its client.
+    /// The network namespace of the client of a Unix connection: the server's end belongs to the
+    /// namespace in which the client made its socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Place, String> {
-        // SAFETY: takes no argument and returns a descriptor.
+        // SAFETY: the request takes no argument, and returns a new descriptor or fails.
         let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
         if fd < 0 {
             return Err(format!("cannot tell your network namespace: {}", std::io::Error::last_os_error()));
         }
-        // SAFETY: the kernel has just made it for us.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
         let mut place = Place { namespace, cookie: 0 };
         let found = place.within(|| {
@@ -38,20 +37,20 @@ impl Place {
         Ok(place)
     }
 
-    /// The network namespace that a file names; `socket` makes a socket there.
+    /// The network namespace that a file names. `socket` makes a socket in it.
     pub fn named(file: &Path, socket: impl FnOnce() -> Result<OwnedFd, String> + Send) -> Result<Place, String> {
         let namespace = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?.into();
         let there = Place { namespace, cookie: 0 };
         Place::of(there.within(socket)??.as_fd())
     }
 
-    /// The same once more.
+    /// A second handle for the same namespace.
     pub fn again(&self) -> Result<Place, String> {
         let failed = |e: std::io::Error| format!("cannot hold the network namespace twice: {e}");
         Ok(Place { namespace: self.namespace.try_clone().map_err(failed)?, cookie: self.cookie })
     }
 
-    /// The file that names it, as `ip netns` makes them.
+    /// The file in /run/netns that names the namespace, as made by `ip netns`.
     pub fn file(&self) -> Option<PathBuf> {
         let mine = rustix::fs::fstat(&self.namespace).ok()?;
         let named = std::fs::read_dir("/run/netns").ok()?.flatten().map(|e| e.path());
@@ -59,13 +58,13 @@ impl Place {
         named.into_iter().find(is_it)
     }
 
-    /// Runs `work` on a thread in this namespace. The loop's thread must not
-    /// change its own, nor may its watchdog's signal disturb the BPF verifier.
+    /// Runs `work` on a new thread in this namespace. The thread of the event loop must not change
+    /// its own namespace, and its watchdog's signal must not interrupt the BPF verifier.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, String> {
         let namespace = self.namespace.as_fd();
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("namespace".into()).spawn_scoped(scope, move || {
-                // SAFETY: a plain system call; concerns this thread alone.
+                // SAFETY: the call accesses no memory, and changes only this thread.
                 match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } {
                     0 => Ok(work()),
                     _ => Err(format!("cannot enter your network namespace: {}", std::io::Error::last_os_error())),
@@ -87,12 +86,13 @@ impl Place {
         }
     }
 
-    /// Ports on which somebody listens, in order; `None`: the kernel does not say.
+    /// Ports of listening sockets, in order; `None`: the kernel does not answer.
     pub fn listened_ports(&self) -> Option<Vec<u16>> {
         Some(self.ports(false)?.into_iter().collect::<BTreeSet<u16>>().into_iter().collect())
     }
 
-    /// Local ports of connections, one entry a connection. Empty if the kernel does not say.
+    /// Local ports of connections, one entry for each connection. Empty if the kernel does not
+    /// answer.
     pub fn local_ports(&self) -> Vec<u16> {
         self.ports(true).unwrap_or_default()
     }

@@ -1,9 +1,8 @@
-//! Steering without a program of ours: rules in the card, before XDP is tried, and the
-//! kernel's RPS with RFS, where XDP cannot be had.
+//! Steering without an XDP program: by rules in the card, which are tried before XDP, or by the
+//! kernel's RPS with RFS, where XDP is impossible.
 //!
-//! These settings do not go with a descriptor, as an XDP program does. What was changed is
-//! written down at once, and a monitor that comes after one that was killed
-//! undoes it.
+//! Unlike an XDP program, these settings do not end when a descriptor is closed. So each change is
+//! written to a file at once. If the monitor is killed, the next monitor undoes the changes.
 
 use super::groups::Groups;
 use super::place::Place;
@@ -16,28 +15,28 @@ use fsocket_tune::deliver::{self, Ports, Step, Table};
 use fsocket_tune::ethtool::{Ioctl, Nic};
 use fsocket_tune::CpuSet;
 
-/// A way to steer, in the order in which they are tried.
+/// The ways to steer, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Ntuple,
-    /// Rules for the connections that we open, and the card's RSS indirection table as flow
-    /// groups for the others.
+    /// Rules for outgoing connections. For the others, the card's RSS indirection table serves as
+    /// flow groups.
     Rss,
     Xdp,
     Rps,
 }
 
-/// The ways that a request leaves open.
+/// The ways that fit a request.
 ///
 /// # Errors
-/// An unknown mode, or one that cannot do what the policy wants.
+/// An unknown mode, or a mode that cannot do what the policy demands.
 pub fn ways(request: &Attach) -> Result<Vec<Way>, String> {
     let policy = Policy::parse(&request.policy);
     let only = |way, can| match can {
         true => Ok(vec![way]),
         false => Err(format!("{} cannot do policy {}", request.mode.as_deref().unwrap_or("it"), request.policy)),
     };
-    // A card's rules know ports and nothing else; the kernel knows nobody's own policy.
+    // A card's rules know only ports. RPS cannot run a policy program of a user.
     let rss = policy == Policy::FlowGroups && !request.precise;
     let (rules, rps) = (policy == Policy::Rfd && !request.precise, !matches!(policy, Policy::User(_)));
     match request.mode.as_deref() {
@@ -53,7 +52,7 @@ pub fn ways(request: &Attach) -> Result<Vec<Way>, String> {
     }
 }
 
-/// A device that is steered so.
+/// A device that is steered in such a way.
 pub struct Plain {
     pub netns: u64,
     pub request: Attach,
@@ -65,13 +64,13 @@ pub struct Plain {
     pub steps: Vec<Step>,
     because: Vec<String>,
     ifindex: u32,
-    /// In the card's table.
+    /// The flow groups in the card's table.
     pub groups: Option<(Groups, Table, Ioctl)>,
 }
 
 impl Plain {
     /// # Errors
-    /// Why the device or the kernel does not do it; then nothing is changed.
+    /// Why the device or the kernel does not support it. Nothing is changed then.
     pub fn attach(
         place: Place,
         request: &Attach,

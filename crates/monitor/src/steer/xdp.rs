@@ -13,7 +13,7 @@ use fsocket_tune::ethtool::Ioctl;
 
 const NO_SLICES: &str = "this kernel (older than 6.3) gives a socket no range of ports, so there are no slices";
 
-/// A device that is steered.
+/// A device that is steered by an XDP program.
 pub struct Steered {
     /// SO_NETNS_COOKIE of its network namespace.
     pub netns: u64,
@@ -21,18 +21,19 @@ pub struct Steered {
     pub cpus: Vec<u32>,
     pub slices: Option<Slices>,
     pub steering: Steering,
-    /// Ports of the map `listened` that are set.
+    /// The ports that are set in the BPF map `listened`.
     pub listened: Vec<u16>,
-    /// Why not in a better way.
+    /// Why no better way of steering is used.
     pub because: Vec<String>,
-    /// Only where passive connections are steered by them.
+    /// The flow groups, if they steer incoming connections.
     pub groups: Option<Groups>,
     pub place: Place,
-    // After the program has gone.
+    // Declared last: its settings are put back after the program was detached.
     pub left: Left,
 }
 
-/// What an XDP program leaves behind that does not end with it: dropping this puts it back.
+/// Settings of the device that an XDP program needs, and that outlive the program. Dropping this
+/// value puts them back.
 pub struct Left {
     place: Place,
     device: String,
@@ -47,8 +48,8 @@ impl Drop for Left {
     }
 }
 
-/// The slices of a network namespace: clients have one set of them, whatever device they
-/// leave by.
+/// The slices of source ports in a network namespace. All devices share one set of slices, because
+/// a connection chooses its port before its device.
 pub fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices, String> {
     if !probe::port_range() {
         return Err(NO_SLICES.to_owned());
@@ -68,7 +69,7 @@ pub fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Sli
     }
 }
 
-/// Loads and attaches, in the network namespace of `place`.
+/// Loads the program and attaches it to the device, in the network namespace of `place`.
 pub fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steered, String> {
     let mode = match request.mode.as_deref() {
         None => None,
@@ -82,7 +83,7 @@ pub fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<St
     let slices = (policy.wants_slices() && can_slice).then(|| slices_for(&place, &cpus, others)).transpose()?;
     let mut because = Vec::new();
     if policy.wants_slices() && !can_slice {
-        // The program remembers who opened a connection.
+        // Without slices, the program itself records which CPU has opened a connection.
         because.push(format!("{NO_SLICES}: connect-cpu instead"));
     }
     let groups = (policy == Policy::FlowGroups).then(|| Groups::dealt(&cpus));
@@ -96,7 +97,7 @@ pub fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<St
         netns: place.cookie,
     };
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", request.device);
-    // Before the program, so that it is dropped behind it, also where something fails below.
+    // Declared before `steering`, so that it is dropped after it even if a step below fails.
     let mut left = Left { place: place.again()?, device: request.device.clone(), steps: Vec::new() };
     let steering = place.within(|| {
         let nic = Ioctl::new(&load.device).map_err(|e| named(&e))?;
@@ -127,7 +128,8 @@ pub fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<St
 }
 
 impl Steered {
-    /// Brings the map of listened ports up to date. Without an answer of the kernel's the map stays as it is.
+    /// Updates the map of ports with listeners. If the kernel does not answer, the map stays
+    /// unchanged.
     pub fn refresh_listened(&mut self) {
         let Some(now) = self.place.listened_ports() else { return };
         let gone = self.listened.iter().filter(|p| !now.contains(p)).map(|p| (*p, false));

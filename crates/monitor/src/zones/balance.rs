@@ -1,7 +1,7 @@
-//! The balance of a listener group: who may steal from whom. See ADR 26.
+//! Load balancing in a listener group: which worker may steal connections from which. See ADR 26.
 //!
-//! Queues are looked at ten times a second while anything comes, never while nothing does: then the
-//! BPF program rings.
+//! The monitor measures the queues ten times a second while connections come. When none come it
+//! sleeps, and the BPF program wakes it for the next one.
 
 use super::group::GroupId;
 use super::queues::{Balance, Shared, Stolen};
@@ -42,7 +42,7 @@ impl Zones {
         Ok((answer::Balance {}, Some(Rc::new(ForeignFd::new(map, 0)))))
     }
 
-    /// [`request::Share`]. `None`: the socket cannot be shared.
+    /// [`request::Share`]. `None`: the socket must not be shared.
     pub fn share(&mut self, ctx: &mut Context, id: ConnId, msg: request::Share, fd: Option<ForeignFd>) -> Option<()> {
         let fd = fd?;
         let (shape, _) = listening(fd.as_fd()).ok()?;
@@ -50,14 +50,15 @@ impl Zones {
         let place = Some(msg.place).filter(|p| (1..=QUEUES as u32).contains(p))?;
         let g = self.all.get_mut(&msg.group)?;
         let cpu = g.members.get(&place).filter(|m| m.conn == id)?.cpu;
-        // As for LOCAL: nobody hands the others a listener that is not theirs.
+        // Checked as for LOCAL: a process must not give the others a listener that is not theirs.
         if g.netns != netns || g.shape != shape.addr() {
             return None;
         }
         let mut others = g.conns_that_share();
         if g.own.is_some() {
-            // Related or not (workers that were started one by one): who shares the address must
-            // serve whatever comes. But not another user's, who may have got the socket.
+            // The workers may have been started one by one, so they need not be related. Each
+            // process at this address must serve all connections to this address. But processes of
+            // another user get nothing, although they may have the socket.
             let uid = |conn: ConnId| ctx.clients.get(conn).map(|c| c.uid);
             others.retain(|other| uid(*other) == uid(id));
         }
@@ -71,7 +72,7 @@ impl Zones {
             Outgoing::with(notice::Peer { group: g.id, place, cpu }, fd.clone())
         };
         for other in others.iter().copied().filter(|other| *other != id) {
-            // (One that does not read takes nothing from here.)
+            // (A worker that does not read its messages is not told.)
             ctx.clients.send_for(id, other, peer(place, cpu, &socket));
         }
         if is_first {
@@ -86,7 +87,7 @@ impl Zones {
         Some(())
     }
 
-    /// The worker at a place is gone, or has closed its socket.
+    /// Forgets the shared socket at this place: its worker has ended or has closed it.
     pub fn unshare(&mut self, ctx: &mut Context, group: GroupId, place: u32, owner: ConnId) {
         let Some(g) = self.all.get_mut(&group) else { return };
         let Some(balance) = g.balance.as_mut() else { return };
@@ -99,7 +100,8 @@ impl Zones {
         }
     }
 
-    /// [`request::Waiting`]: a connection is there now, or the process gets a message when one is.
+    /// [`request::Waiting`]. Answers with a socket at which a connection waits. If there is none,
+    /// the process gets a message when one comes.
     pub fn waiting(&mut self, ctx: &Context, id: ConnId, msg: request::Waiting) -> Answer<answer::Waiting> {
         let off = ctx.config.balance.off;
         let known = self.all.get_mut(&msg.group).filter(|g| !off && g.own.is_none() && g.holders.contains(&id));
@@ -112,7 +114,7 @@ impl Zones {
             if let Some(b) = &mut g.balance {
                 b.set_limits(&ctx.config.balance, true);
                 b.park();
-                // From here on it is counted what comes.
+                // From here on, new connections are counted, so the queues are read once more.
                 found = waits(b);
             }
             self.balance_at(Instant::now() + ctx.config.balance.interval);
@@ -145,7 +147,7 @@ impl Zones {
         }
     }
 
-    /// A group's program has rung.
+    /// Handles a wake-up by the BPF program of a group.
     pub fn balance_rung(&mut self, group: GroupId) {
         if let Some(g) = self.all.get_mut(&group) {
             g.select.heard();
@@ -156,7 +158,7 @@ impl Zones {
         self.balance_at(Instant::now());
     }
 
-    /// Looks at the queues if it is time. What is to be asked of steering.
+    /// Measures the queues if it is time. Returns a request to steering, if there is one.
     pub fn balance_if_due(&mut self, ctx: &mut Context, steers: &mut Front) -> Option<Also> {
         let now = Instant::now();
         if self.balance_next.is_none_or(|at| at > now) {
@@ -173,7 +175,7 @@ impl Zones {
             g.fit_flows(has_flows, now);
             let members = &g.members;
             let Some(b) = g.balance.as_mut().filter(|b| !b.parked && !b.shared.is_empty()) else {
-                // Nothing comes, and groups go home.
+                // No connections come, so flow groups return to their own CPUs.
                 again |= g.move_flows(&[], steers.spare(now), knobs.groups, now);
                 continue;
             };

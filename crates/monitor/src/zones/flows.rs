@@ -1,37 +1,38 @@
-//! The flow groups of a listener: which worker gets a new connection, by the CPU that
-//! receives it and its hash.
+//! Flow groups of a listener: which worker gets a new connection, by the CPU that receives its SYN
+//! and by a hash of its addresses.
 //!
-//! Where no device is steered by flow group, they are what moves between zones: slots of the
-//! selection program. A connection of a group that is away is handled where it is
-//! received and served elsewhere, as each second one with SO_REUSEPORT.
+//! If no device is steered by flow groups, these groups move between zones instead. They are slots
+//! of the selection program. The packets of a moved group are still handled on the CPU that
+//! receives them, and the connections are served on another CPU (as happens to every second one
+//! with plain SO_REUSEPORT).
 
 use crate::steer::groups::{Groups, Spare};
 use crate::steer::Move;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Time and connections after which it is known which CPUs receive them.
+/// The monitor decides which CPUs receive connections after this time and this many connections.
 const WINDOW: Duration = Duration::from_secs(2);
 const ENOUGH: u64 = 256;
-/// A CPU that receives less than so many times its share keeps it all, percent.
+/// A CPU that receives less than this percentage of an even share keeps all its connections.
 const EVEN: u64 = 150;
-/// One that receives less than that receives nothing that is worth a move, percent of its share.
+/// A CPU that receives less than this percentage of an even share has nothing worth moving.
 const NOTHING: u64 = 5;
-/// What a CPU keeps of what it receives, of so many parts.
+/// A CPU's connections are divided into this many parts. The CPU may keep only some of them.
 const PARTS: u64 = 8;
 
 pub struct Flows {
-    /// With workers, in order.
+    /// The CPUs with workers, in order.
     cpus: Vec<u32>,
     per_cpu: usize,
-    /// Those of them that receive something, as far as is known.
+    /// The CPUs that receive connections, as far as is known.
     sources: Vec<u32>,
-    /// By source and, within a source, by slot.
+    /// The flow groups, by source CPU and, within a source, by slot.
     groups: Groups,
-    /// Connections that each CPU had received when the window began.
+    /// Connections that each CPU had received by the start of this time window.
     seen: BTreeMap<u32, u64>,
     since: Instant,
-    /// Parts that each of `cpus` keeps.
+    /// The number of parts that each CPU of `cpus` keeps.
     kept: Vec<u64>,
 }
 
@@ -50,19 +51,19 @@ impl Flows {
         &self.groups
     }
 
-    /// The CPU that has a slot of another one.
+    /// The CPU that serves a slot of `cpu`, if that is a different CPU.
     pub fn elsewhere(&self, cpu: u32, slot: usize) -> Option<u32> {
         self.slot(cpu, slot).map(|(now, _)| now).filter(|now| *now != cpu)
     }
 
-    /// The CPU that has a source's slot, and the one that it belongs to.
+    /// The CPU that serves a slot of a source CPU, and the slot's home CPU.
     fn slot(&self, cpu: u32, slot: usize) -> Option<(u32, u32)> {
         let at = self.sources.binary_search(&cpu).ok()?;
         self.groups.of(at * self.per_cpu + slot)
     }
 
-    /// Moves groups, and brings them back: [`Groups::turn`]. Whether some are away, and whether
-    /// any has moved.
+    /// Moves groups and brings them back, see [`Groups::turn`]. Returns whether some are not at
+    /// home, and whether any has moved.
     pub fn turn(&mut self, moves: &[Move], spare: &Spare, asked: u32) -> (bool, bool) {
         let Flows { cpus, groups, .. } = self;
         let moves: Vec<&Move> = moves.iter().filter(|m| cpus.contains(&m.from) && cpus.contains(&m.to)).collect();
@@ -80,16 +81,17 @@ impl Flows {
         (away, changed)
     }
 
-    /// `received`: how many connections each CPU has received so far. Where some receive far more
-    /// than their share (a card with few queues, one client on this host), and that takes half of
-    /// their time while others have some to spare, those get a part of it for their own: their
-    /// workers would have nothing to do. True: who has what has changed.
+    /// Decides again how many connections each CPU keeps. `received`: connections that each CPU
+    /// has received so far. Some CPUs may receive far more than their share (a card with few
+    /// queues, or a single client on this host). If that takes half of their time while other CPUs
+    /// have time to spare, the others get a part, because their workers would otherwise be idle.
+    /// Returns whether a slot has a new home CPU.
     pub fn share(&mut self, received: &BTreeMap<u32, u64>, spare: &Spare, now: Instant) -> bool {
         if now.saturating_duration_since(self.since) < WINDOW {
             return false;
         }
         let of = |m: &BTreeMap<u32, u64>, cpu| m.get(&cpu).copied().unwrap_or(0);
-        // Counters may be reset.
+        // Saturating, because counters may be reset.
         let came = |cpu: &u32| of(received, *cpu).saturating_sub(of(&self.seen, *cpu));
         let lately: Vec<u64> = self.cpus.iter().map(came).collect();
         self.since = now;
@@ -107,7 +109,7 @@ impl Flows {
         let is_even = wanted.iter().all(|k| *k == PARTS);
         let kept =
             if is_even || any(false, &spare.half) && any(true, &spare.idle) { wanted } else { self.kept.clone() };
-        // Not back and forth for one part.
+        // A difference of one part is ignored, so that the parts do not move back and forth.
         if sources == self.sources && kept.iter().zip(&self.kept).all(|(new, old)| new.abs_diff(*old) <= 1) {
             return false;
         }
@@ -124,18 +126,18 @@ impl Flows {
     }
 }
 
-/// How many parts of what it receives each CPU keeps.
+/// How many parts of its connections each CPU keeps.
 fn keep(received: &[u64]) -> Vec<u64> {
     let (all, n) = (received.iter().sum::<u64>().max(1), received.len() as u64);
     if received.iter().all(|r| r * n * 100 < all * EVEN) {
         return vec![PARTS; received.len()];
     }
-    // all / n is each one's share.
+    // (all / n is an even share.)
     received.iter().map(|r| (all * PARTS + r * n / 2).checked_div(r * n).map_or(PARTS, |k| k.clamp(1, PARTS))).collect()
 }
 
-/// To which CPU each slot of the sources belongs, if each CPU keeps so many parts: the rest goes
-/// to those that keep everything, in turn.
+/// The home CPU of each slot, if each CPU keeps this many parts. The remaining slots go in turn to
+/// the CPUs that keep everything.
 fn homes(sources: &[u32], cpus: &[u32], per_cpu: usize, kept: &[u64]) -> Vec<u32> {
     let short: Vec<u32> = cpus.iter().zip(kept).filter(|(_, k)| **k == PARTS).map(|(cpu, _)| *cpu).collect();
     let mut turn = 0;
@@ -157,7 +159,7 @@ fn homes(sources: &[u32], cpus: &[u32], per_cpu: usize, kept: &[u64]) -> Vec<u32
 mod tests {
     use super::*;
 
-    /// Flow groups of CPUs that have time to spare, but for those that receive.
+    /// Flow groups where all CPUs have time to spare, although those that receive are half busy.
     struct Seen {
         flows: Flows,
         spare: Spare,
@@ -172,7 +174,7 @@ mod tests {
             spare.half = (0..cpus).collect();
             Seen { flows: Flows::new((0..cpus).collect(), per_cpu, now), spare, now }
         }
-        /// So many connections so far, at the end of a window.
+        /// Ends a time window. `by_cpu`: all connections received so far.
         fn share(&mut self, by_cpu: &[u64]) -> bool {
             self.now += WINDOW;
             let received = by_cpu.iter().enumerate().map(|(cpu, n)| (cpu as u32, *n)).collect();
@@ -216,7 +218,7 @@ mod tests {
         assert!(!s.share(&[0, 0]), "reset");
         assert!(s.share(&[500, 500]));
         assert_eq!(s.elsewhere(0, 1), 0);
-        // A quarter of the CPUs receive.
+        // Two of eight CPUs receive connections.
         let mut s = Seen::new(8, 64);
         assert!(s.share(&[900, 1100]));
         for cpu in 0..2 {
@@ -235,7 +237,8 @@ mod tests {
             assert!(s.turn());
         }
         assert_eq!((s.elsewhere(0, 1), s.flows.groups().away()), (0, 512));
-        // CPU 1 receives now, too: what is away of CPU 0's belongs there.
+        // Now CPU 1 receives connections, too. CPU 0's slots that had moved there get it as their
+        // home.
         assert!(s.share(&[1500, 500]));
         assert_eq!((s.flows.groups().away(), s.by_cpu()), (0, vec![1024, 1024]));
         while s.by_cpu()[1] > 0 {

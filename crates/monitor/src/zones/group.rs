@@ -1,4 +1,4 @@
-//! One group of listeners: its workers, and what is known of their queues and flow groups.
+//! One group of listeners: its workers, and the state of their queues and flow groups.
 
 use super::flows::Flows;
 use super::own::{Own, LOOK, REST, SOON};
@@ -21,41 +21,43 @@ use std::time::Instant;
 pub type GroupId = u64;
 
 pub struct Member {
-    /// 0: it had joined before this monitor was started.
+    /// The worker's process. 0: it joined before this monitor started, and has not announced
+    /// itself yet.
     pub(super) conn: ConnId,
     pub(super) pid: u32,
-    /// Of its socket.
+    /// Cookie of the worker's socket.
     pub(super) cookie: u64,
     pub(super) cpu: u32,
-    /// Others of its kind may have no local listen socket yet.
+    /// The worker is on trial: other workers of its listener may have only the global socket yet.
     pub(super) on_trial: bool,
 }
 
 pub struct Group {
     pub(super) id: GroupId,
-    /// Of the global listen socket; 0: there is none.
+    /// Cookie of the global listen socket. 0: there is none.
     pub(super) cookie: u64,
-    /// The program itself shares the address.
+    /// Set if the program itself shares the address (SO_REUSEPORT).
     pub(super) own: Option<Own>,
     pub(super) netns: u64,
     pub(super) local: String,
     pub(super) uid: u32,
     pub(super) shape: Vec<u8>,
     pub(super) select: Select,
-    /// By place.
+    /// The workers by their place in the socket map.
     pub(super) members: BTreeMap<u32, Member>,
     /// Processes that have shown the global listen socket.
     pub(super) holders: BTreeSet<ConnId>,
     pub(super) families: BTreeSet<FamilyId>,
-    /// From a monitor before this one.
+    /// The group comes from a former monitor.
     pub(super) taken_over: bool,
-    /// Processes that accept without being a worker, and have found nothing; each is told once.
+    /// Processes that accept without being a worker, and have found no connection. Each is told
+    /// once when one comes.
     pub(super) guests: BTreeSet<ConnId>,
-    /// Once a worker has asked for it.
+    /// Exists once a worker has asked for balancing.
     pub(super) balance: Option<Balance>,
-    /// Where no device is steered by them, and there are several zones.
+    /// Exists if there are several zones and no device is steered by flow groups.
     pub(super) flows: Option<Flows>,
-    /// Somebody sees the global listen socket only: everything goes there.
+    /// A process uses only the global listen socket, so all connections must go there.
     pub(super) withdrawn: bool,
 }
 
@@ -65,7 +67,8 @@ impl Group {
         if self.withdrawn || self.own.as_ref().is_some_and(Own::is_mixed) {
             workers.clear();
         }
-        // Without a global one: to any socket of the address.
+        // If there is no global socket, connections of a closed socket go to any socket of the
+        // address.
         let orphans_to_global = self.own.is_some() || self.members.values().any(|m| m.on_trial);
         let elsewhere = |cpu, slot| self.flows.as_ref().and_then(|f| f.elsewhere(cpu, slot));
         if let Err(e) = self.select.assign(&workers, orphans_to_global, elsewhere) {
@@ -78,8 +81,9 @@ impl Group {
         self.members.iter().filter(|(place, _)| shared(place)).map(|(_, m)| m.conn).collect()
     }
 
-    /// Fills or empties the slots, as there are strangers or not. True: the last one has gone,
-    /// or was none; workers that were left to the kernel are to ask again.
+    /// Fills the slots, or empties them while there are strangers (sockets of processes without
+    /// the library). True: there are none any more, so workers that were left to the kernel should
+    /// ask again.
     pub(super) fn settle(&mut self) -> bool {
         let Some(own) = &mut self.own else { return false };
         let before = own.mixed;
@@ -93,7 +97,8 @@ impl Group {
         gone
     }
 
-    /// When its time has come. Whether a stranger has joined, or has gone.
+    /// Looks for strangers if it is time. Returns whether one has joined, or the last one has
+    /// gone.
     pub(super) fn settle_if_due(&mut self, now: Instant) -> bool {
         let Some(own) = self.own.as_mut().filter(|o| o.next <= now) else { return false };
         let (was, pause) = (own.mixed, own.pause);
@@ -113,15 +118,15 @@ impl Group {
         true
     }
 
-    /// Takes a socket of the program's as local listen socket of `member`; its place and CPU,
-    /// and as [`Group::settle`].
+    /// Makes a socket of the program the local listen socket of `member`. Returns its place and
+    /// CPU, and the result of [`Group::settle`].
     pub(super) fn add_own(&mut self, mut member: Member, fd: &ForeignFd) -> Result<(u32, u32, bool), Errno> {
         if member.cpu == u32::MAX {
             let on = |cpu: &u32| self.members.values().filter(|m| m.cpu == *cpu).count();
             member.cpu = allowed_cpus().into_iter().min_by_key(|cpu| (on(cpu), *cpu)).unwrap_or(0);
         }
         let cpu = member.cpu;
-        // The workers of a reload use the same sockets as those before them.
+        // After a reload, the new workers use the same sockets as the old ones.
         let known = self.members.iter().find(|(_, m)| m.cookie == member.cookie).map(|(place, _)| *place);
         let place = match known {
             Some(place) => place,
@@ -139,7 +144,8 @@ impl Group {
         Ok((place, cpu, gone))
     }
 
-    /// Zones that share connections have flow groups, if wanted; other zones get others.
+    /// Makes flow groups for the zones that share connections, if wanted. New ones are made when
+    /// the zones have changed.
     pub(super) fn fit_flows(&mut self, wanted: bool, now: Instant) {
         let shared = self.balance.iter().flat_map(Balance::places);
         let cpus: BTreeSet<u32> = shared.filter_map(|place| Some(self.members.get(place)?.cpu)).collect();
@@ -157,7 +163,7 @@ impl Group {
         }
     }
 
-    /// Moves flow groups among the zones. Whether some are away.
+    /// Moves flow groups between zones. Returns whether some are not at home.
     pub(super) fn move_flows(&mut self, stolen: &[Move], spare: &Spare, asked: u32, now: Instant) -> bool {
         let is_quiet = self.balance.as_ref().is_none_or(Balance::is_parked);
         let Some(flows) = self.flows.as_mut().filter(|f| !is_quiet || f.groups().any_away()) else { return false };
@@ -171,20 +177,20 @@ impl Group {
         away
     }
 
-    /// For the report: where its flow groups are.
+    /// Where the flow groups of this group are, for the report.
     pub(super) fn report_flows(&self) -> Option<report::FlowGroups> {
         let g = self.flows.as_ref()?.groups();
         let (by_cpu, away, moved, returned) = (g.by_cpu(), g.away(), g.moved, g.returned);
         Some(report::FlowGroups { device: self.local.clone(), by_cpu, away, moved, returned })
     }
 
-    /// Of a group that was taken over: does any socket of it live? Its processes have
-    /// not told us of themselves.
+    /// Whether a group of a former monitor still has an open socket. (Its processes have not
+    /// announced themselves yet.)
     pub(super) fn lives_on(&self) -> bool {
         self.taken_over && (!self.members.is_empty() || self.select.cookie(GLOBAL).is_some())
     }
 
-    /// Drops workers that died unseen. Whether there were any.
+    /// Drops workers that have ended without being noticed. Returns whether there were any.
     pub(super) fn drop_dead(&mut self) -> bool {
         let before = self.members.len();
         let select = &self.select;
@@ -192,7 +198,7 @@ impl Group {
         self.members.len() != before
     }
 
-    /// For the report: queues, and steals by pair.
+    /// Queues, and steals by pair of workers, for the report.
     pub(super) fn report_balance(&self) -> Option<report::Balance> {
         let b = self.balance.as_ref()?;
         let busy = b.busy().load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! What a restarted monitor takes over: the BPF maps of the groups, pinned, and a file
-//! that says what they are. The programs go on selecting meanwhile; who dies
-//! leaves his place in the maps by himself. See ADR 25.
+//! The state that a restarted monitor takes over: the pinned BPF maps of the groups, and a file
+//! that describes them. Between the two monitors, the BPF programs go on selecting, and a socket
+//! that is closed leaves the maps by itself. See ADR 25.
 
 use super::group::{Group, GroupId, Member};
 use super::own::{KeptOwn, Own};
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether workers that have not told us of themselves live.
+/// How often the monitor checks workers that have not announced themselves to it yet.
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Serialize, Deserialize)]
@@ -58,7 +58,7 @@ impl KeptGroup {
         }
     }
 
-    /// The group, if a socket of it lives.
+    /// Rebuilds the group, if one of its sockets is still open.
     fn take_over(self, broker: &Broker, netns: u64) -> Option<Group> {
         let select = broker.selector(self.id, true);
         let select = select.inspect_err(|e| tracing::warn!(group = self.id, "not taken over: {e}")).ok()?;
@@ -94,7 +94,8 @@ impl KeptGroup {
 }
 
 impl Zones {
-    /// Takes over what a monitor before this one has left. `netns`: of this process.
+    /// Takes over the groups that a former monitor has left. `netns`: SO_NETNS_COOKIE of this
+    /// process.
     pub fn take_over(&mut self, broker: &Rc<Broker>, netns: u64) {
         if let Some(kept) = broker.kept().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
             self.last_id = kept.last_id;
@@ -112,7 +113,7 @@ impl Zones {
         self.orphans = Some(Instant::now() + LOOK);
     }
 
-    /// Drops workers that died unseen, and writes down what has changed.
+    /// Drops workers that have ended without being noticed, and saves changes.
     pub(super) fn keep_up(&mut self, now: Instant) {
         if self.orphans.is_some_and(|at| at <= now) {
             let mut call = Vec::new();
@@ -141,7 +142,7 @@ impl Zones {
         }
     }
 
-    /// Nobody needs this monitor any more, nor one after it.
+    /// Removes what was kept: no program needs this monitor or a later one.
     pub fn leave_nothing(&mut self) {
         if let Some(keep) = self.keep.take() {
             self.all.keys().for_each(|group| keep.forget(*group));

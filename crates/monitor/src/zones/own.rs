@@ -1,11 +1,10 @@
-//! Groups of sockets that a program itself has made to share an address
-//! (SO_REUSEPORT).
+//! Groups of sockets that share an address because the program has made them so (SO_REUSEPORT).
 //!
-//! The kernel lets any socket of the same user join such a group, also one of a process
-//! without the library, which would then get nothing: the program that selects
-//! does not know it. So all sockets of the address are counted: while one is there that
-//! nobody has shown us, the slots are empty, and the kernel's hash chooses among
-//! all, as it did before. Nobody tells us when a socket joins; it is looked for while
+//! The kernel lets any socket of the same user join such a group, even one of a process without
+//! the library (a *stranger*). A stranger would get no connections, because the selecting BPF
+//! program does not know it. So the monitor lists all sockets at the address. While one of them is
+//! unknown, the slots are empty, and the kernel's hash chooses among all sockets, as without
+//! Fastsocket. No event announces a socket that joins, so the monitor looks for strangers while
 //! connections come.
 
 use crate::descriptor::Listening;
@@ -15,14 +14,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// How often strangers are looked for while connections come, and at most how
-/// seldom while none do.
+/// Time between two looks for strangers while connections come, and the longest time while none
+/// come.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 pub(super) const REST: Duration = Duration::from_secs(8);
-/// A socket that was just made is shown to us in a moment.
+/// A process with the library usually announces a new socket within this time.
 pub(super) const SOON: Duration = Duration::from_millis(20);
 
-/// As it is kept for a monitor after this one.
+/// The state that the next monitor takes over.
 #[derive(Serialize, Deserialize)]
 pub struct KeptOwn {
     cookie: u64,
@@ -36,7 +35,7 @@ pub struct KeptOwn {
 }
 
 impl KeptOwn {
-    /// `netns`: of this process.
+    /// `netns`: SO_NETNS_COOKIE of this process.
     pub fn take_over(self, netns: u64) -> Own {
         let KeptOwn { cookie, ip, port, family, v6only, uid, known, .. } = self;
         let info = Listening { cookie, netns: self.netns, addr: Addr { ip, port, family, v6only } };
@@ -48,17 +47,18 @@ impl KeptOwn {
     }
 }
 
-/// What such a group has beside others.
+/// The state that only such a group has.
 pub struct Own {
     pub(super) info: Listening,
-    /// Of the sockets: the kernel's groups are of one user.
+    /// The owner of the sockets. (All sockets of such a kernel group belong to one user.)
     pub(super) uid: u32,
     /// Sockets of processes with the library, by cookie.
     pub(super) known: BTreeSet<u64>,
     pub(super) diag: Option<SockDiag>,
-    /// Some socket at the address is not known.
+    /// A stranger's socket is at the address.
     pub(super) mixed: bool,
-    /// Our program has been given out, so that it may be the group's.
+    /// The monitor has given the BPF program to a process, so the program may be attached to the
+    /// group.
     pub(super) given: bool,
     pub(super) next: Instant,
     pub(super) pause: Duration,
@@ -81,7 +81,7 @@ impl Own {
         (self.info.netns, self.info.addr, self.uid) == (info.netns, info.addr, uid)
     }
 
-    /// Is there a socket at the address that nobody has shown us?
+    /// Whether there is a socket at the address that no process has shown to the monitor.
     pub fn is_mixed(&self) -> bool {
         self.mixed
     }
@@ -91,7 +91,7 @@ impl Own {
     }
 
     pub(super) fn look_for_strangers(&mut self) {
-        // Where the kernel cannot be asked nobody can be ruled out.
+        // If the kernel does not answer, the monitor must assume that there are strangers.
         match self.diag.as_mut().and_then(|d| d.listeners(&self.info.addr)) {
             Some(there) => {
                 self.mixed = there.iter().any(|cookie| !self.known.contains(cookie));

@@ -1,7 +1,7 @@
-//! The queues of a listener group: how long they are, who is busy, who has stolen from whom. ADR 26.
+//! The queues of a listener group: their lengths, which of them are busy, and steals. ADR 26.
 //!
-//! The counts lie in a BPF array that the workers map, too; here they are compared with
-//! what the kernel says of each listen socket.
+//! The counters are in a BPF array that the workers map, too. This code compares them with the
+//! kernel's facts about each listen socket.
 
 use crate::foreign::ForeignFd;
 use crate::knobs::Knobs;
@@ -16,61 +16,61 @@ use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// A worker does not keep up when one in so many of its connections is stolen, and for so
-/// many looks after the last time.
+/// A worker is overloaded if at least one in this many of its connections is stolen. It stays
+/// marked for this many looks after the last such look.
 const OVERLOADED_SHARE: u64 = 20;
 const OVERLOADED_LOOKS: u32 = 20;
-/// A zone has lost most of its connections when one in so many was stolen in a look, and at
-/// least so many.
+/// A zone has lost most of its connections if at least one in this many was stolen since the last
+/// look, and at least [`MOST`] of them.
 const MOST_SHARE: u64 = 4;
 const MOST: u64 = 4;
-/// A handshake that takes longer is taken for one that never ends: until then the monitor
-/// stays awake, because nobody rings when it ends.
+/// A handshake that takes longer than this is assumed never to end. Until then the monitor stays
+/// awake, because no event tells when a handshake ends.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
-/// A worker's local listen socket, and what was seen of its queue last.
+/// A worker's local listen socket, and the state of its queue at the last look.
 pub struct Shared {
     pub(super) socket: Rc<ForeignFd>,
     pub(super) added: u64,
     pub(super) looked: u64,
     pub(super) length: u64,
-    /// `added - taken - length`: handshakes that have not ended; since when it is that, and
-    /// what it was when nothing was under way.
+    /// `added - taken - length`: handshakes in progress. `open_since`: since when it has this
+    /// value. `lost`: the value when none was in progress.
     pub(super) open: u64,
     pub(super) open_since: Instant,
     pub(super) lost: u64,
-    /// Looks until it counts as keeping up again.
+    /// The number of looks after which it is no longer marked as overloaded.
     pub(super) overloaded: u32,
-    /// From whom it has stolen, at the last look.
+    /// The worker's steals from each queue, up to the last look.
     pub(super) stolen: [u32; QUEUES],
 }
 
 pub struct Balance {
     pub(super) mem: Mapping,
-    /// By place.
+    /// The shared sockets by place.
     pub(super) shared: BTreeMap<u32, Shared>,
-    /// Somebody rings when something comes.
+    /// The monitor sleeps, and the BPF program wakes it when a connection comes.
     pub(super) parked: bool,
 }
 
-/// What one look at a group found.
+/// The result of a look at a group.
 #[derive(Default)]
 pub struct Found {
-    /// A connection waits for a worker that has not looked since the last time.
+    /// A connection waits, and its worker has not looked since the last look of the monitor.
     pub(super) stuck: bool,
-    /// A connection waits.
+    /// At least one connection waits.
     pub(super) waits: bool,
     pub(super) moves: Vec<Stolen>,
 }
 
-/// A zone that is not busy has stolen from this one most.
+/// A zone that is not busy has stolen more from this zone than from any other.
 pub struct Stolen {
-    /// CPUs.
+    /// The CPU of the robbed zone, and the CPU of the zone that has stolen.
     pub(super) from: u32,
     pub(super) to: u32,
-    /// The one it stole from is.
+    /// The robbed zone is busy.
     pub(super) busy: bool,
-    /// It has lost most of what came.
+    /// The robbed zone has lost most of its new connections.
     pub(super) most: bool,
 }
 
@@ -84,12 +84,12 @@ impl Balance {
         Ok(Balance { mem, shared: BTreeMap::new(), parked: false })
     }
 
-    /// Places of the zones that share connections.
+    /// The places of the workers that share connections.
     pub fn places(&self) -> impl Iterator<Item = &u32> {
         self.shared.keys()
     }
 
-    /// Nothing comes, and somebody rings when something does.
+    /// Whether the monitor waits for the BPF program to wake it.
     pub fn is_parked(&self) -> bool {
         self.parked
     }
@@ -117,14 +117,15 @@ impl Balance {
         std::array::from_fn(|v| self.word(row + v * 4).load(Ordering::Relaxed))
     }
 
-    /// The limit is the application's backlog over the zones (3.3.1).
+    /// Sets the limits. A queue's limit is the application's backlog divided by the number of
+    /// zones (section 3.3.1 of the paper).
     pub(super) fn set_limits(&self, knobs: &Knobs, guests: bool) {
         let limit = match self.shared.values().next() {
             Some(first) if self.shared.len() > 1 || guests => {
                 let backlog = listener::backlog(first.socket.as_fd().as_raw_fd()).map_or(0, |(limit, _)| limit);
                 (backlog / self.shared.len() as u32).clamp(1, 0x7fff)
             }
-            // Nobody to steal from, and nothing to count.
+            // There is no queue from which to steal, so nothing is counted.
             _ => 0,
         };
         let share = |percent: u32| u64::from(limit) * u64::from(percent.min(100));
@@ -137,7 +138,7 @@ impl Balance {
         self.word(offset_of!(abi::Balance, limit)).store(limit, Ordering::Release);
     }
 
-    /// A new worker has this place.
+    /// Starts to measure the socket of a new worker at this place.
     pub(super) fn enter(&mut self, place: u32, socket: Rc<ForeignFd>) {
         let q = self.queue(place);
         let waiting = listener::backlog(socket.as_fd().as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
@@ -155,7 +156,7 @@ impl Balance {
         self.shared.insert(place, shared);
     }
 
-    /// Its worker is gone. True: it was shared.
+    /// Forgets the worker at a place. True: its socket was shared.
     pub(super) fn leave(&mut self, place: u32) -> bool {
         let was = self.shared.remove(&place).is_some();
         if was {
@@ -165,7 +166,7 @@ impl Balance {
         was
     }
 
-    /// Measures every queue.
+    /// Measures every queue and compares it with the last look.
     pub(super) fn look(&mut self, now: Instant, cpu: impl Fn(u32) -> Option<u32>) -> Found {
         let mut found = Found::default();
         let low = self.word(offset_of!(abi::Balance, low)).load(Ordering::Relaxed);
@@ -196,7 +197,7 @@ impl Balance {
             }
             let mut average = q.average.load(Ordering::Relaxed);
             if added == s.added {
-                // Nothing comes that could move the average.
+                // No new connections come that would update the average.
                 average = (length.min(0x7fff) as u32) * ONE;
                 q.average.store(average, Ordering::Relaxed);
             }
@@ -219,7 +220,8 @@ impl Balance {
             found.waits |= length > 0;
             found.stuck |= length > 0 && s.length > 0 && looked == s.looked;
             (s.added, s.looked, s.length) = (added, looked, length);
-            // 3.3.2: each zone that is not busy takes from the one it stole from most.
+            // Section 3.3.2: each zone that is not busy takes from the zone from which it has
+            // stolen most.
             let now = self.stolen(place);
             let from = (0..QUEUES).map(|v| (now[v].wrapping_sub(s.stolen[v]), v)).max().filter(|(n, _)| *n > 0);
             s.stolen = now;
@@ -236,7 +238,8 @@ impl Balance {
         found
     }
 
-    /// Nothing waits, nothing came: from now on the program rings.
+    /// If no connection waits and none has come, lets the BPF program wake the monitor for the
+    /// next one.
     pub(super) fn park(&mut self) {
         let quiet =
             self.shared.values().all(|s| s.length == 0 && s.open == s.lost) && self.busy().load(Ordering::Relaxed) == 0;
@@ -254,7 +257,7 @@ mod tests {
     use rustix::fs::SealFlags;
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
-    /// One queue of a listener, which is looked at in turns of a tenth of a second.
+    /// One queue of a listener, which the test measures about every tenth of a second.
     pub(super) struct Watched {
         pub(super) balance: Balance,
         pub(super) listener: TcpListener,
@@ -270,7 +273,7 @@ mod tests {
             balance.set_limits(&Knobs::default(), false);
             Watched { balance, listener, now: Instant::now() }
         }
-        /// As the BPF program.
+        /// Counts a SYN, as the BPF program does.
         fn syn(&self) {
             self.balance.queue(1).added.fetch_add(1, Ordering::SeqCst);
         }
@@ -278,7 +281,8 @@ mod tests {
             self.listener.accept().unwrap();
             self.balance.queue(1).taken.fetch_add(1, Ordering::SeqCst);
         }
-        /// Stuck, and whether it is parked afterwards.
+        /// Measures the queue. Returns whether it is stuck, and whether the monitor sleeps
+        /// afterwards.
         fn look(&mut self, after: Duration) -> (bool, bool) {
             self.now += after;
             let stuck = self.balance.look(self.now, |_| None).stuck;

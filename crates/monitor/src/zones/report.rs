@@ -1,11 +1,11 @@
-//! What `fastsocket stat --zones` shows of groups.
+//! Data of `fastsocket stat --zones` about groups.
 
 use super::group::Group;
 use super::state::Zones;
 use fsocket_proto::report;
 
 impl Zones {
-    /// Sets the counters of selections of the groups that a user sees to zero.
+    /// Sets to zero the counters of selections of all groups that this user may see.
     pub fn reset(&mut self, sees: &dyn Fn(u32) -> bool) {
         for g in self.all.values().filter(|g| sees(g.uid)) {
             if let Err(e) = g.select.reset() {
@@ -14,7 +14,7 @@ impl Zones {
         }
     }
 
-    /// For the report: flow groups of listeners.
+    /// Flow groups of listeners, for the report.
     pub fn report_flow_groups<'a>(
         &'a self,
         sees: &'a dyn Fn(u32) -> bool,
@@ -22,7 +22,7 @@ impl Zones {
         self.all.values().filter(|g| sees(g.uid)).filter_map(Group::report_flows)
     }
 
-    /// For the report.
+    /// The groups that this user may see, for the report.
     pub fn report(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Group> {
         let groups = self.all.values().filter(|g| sees(g.uid));
         groups

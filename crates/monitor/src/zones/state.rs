@@ -1,4 +1,4 @@
-//! All groups of listeners.
+//! The state of all listener groups.
 
 use super::group::{Group, GroupId};
 use super::own::Own;
@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// When a socket was closed: everybody is told to look at once, and again when
-/// the kernel has surely finished moving its queue.
+/// After a socket was closed, all processes of the group are told to look for connections: at
+/// once, and again when the kernel has surely finished moving the closed socket's queue.
 const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(200)];
 
 /// All groups.
@@ -16,15 +16,15 @@ const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duratio
 pub struct Zones {
     pub(super) all: BTreeMap<GroupId, Group>,
     pub(super) last_id: GroupId,
-    /// Keeps groups for a monitor after this one; from [`Zones::take_over`] on.
+    /// Keeps groups for the next monitor; set by [`Zones::take_over`].
     pub(super) keep: Option<Rc<Broker>>,
-    /// Something is to be written down.
+    /// The state has changed and must be saved.
     pub(super) changed: bool,
-    /// When to look after workers that have not told us of themselves.
+    /// When to check workers that have not announced themselves to this monitor yet.
     pub(super) orphans: Option<Instant>,
     /// Groups whose workers must look, and when.
     pub(super) due: Vec<(Instant, GroupId)>,
-    /// Why no program can be loaded; not tried again.
+    /// Why the BPF program cannot be loaded. It is not tried again.
     pub(super) without: Option<String>,
     /// When queues are measured next.
     pub(super) balance_next: Option<Instant>,
@@ -33,7 +33,7 @@ pub struct Zones {
 impl Zones {
     pub(super) fn call(&mut self, group: GroupId) {
         let now = Instant::now();
-        // Looks that are due later than the new ones add nothing.
+        // Looks that are due later than the new ones are superfluous.
         self.due.retain(|(at, g)| *g != group || *at <= now);
         self.due.extend(LOOKS.iter().map(|after| (now + *after, group)));
     }
@@ -51,12 +51,12 @@ impl Zones {
             .min()
     }
 
-    /// Why there is no BPF selection, if there is none.
+    /// Why the BPF program cannot be used, if it cannot.
     pub fn without(&self) -> Option<&str> {
         self.without.as_deref()
     }
 
-    /// The next look is not later than this.
+    /// Makes sure that the next measurement of queues is not later than this.
     pub fn balance_at(&mut self, at: Instant) {
         self.balance_next = Some(self.balance_next.map_or(at, |next| next.min(at)));
     }

@@ -1,4 +1,4 @@
-//! What workers say of their local listen sockets.
+//! Requests of workers about their local listen sockets.
 
 use super::group::{Group, GroupId, Member};
 use super::own::Own;
@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Groups at most, and of one user.
+/// The most groups in all, and of one user.
 const GROUPS: usize = 1024;
 const GROUPS_PER_UID: usize = 64;
-/// The CPU that a worker names.
+/// The CPU that a worker has named.
 fn cpu_of(msg: &request::Local) -> Result<u32, Errno> {
     msg.cpu.filter(|cpu| *cpu < u32::MAX).ok_or(Errno::INVAL)
 }
@@ -84,7 +84,8 @@ impl Zones {
         };
         let cookie = match own {
             Some(_) => Ok(0),
-            // Not a member of a kernel group: no local one was made.
+            // Fails if the socket cannot be in a socket map, because it was not in a SO_REUSEPORT
+            // group.
             None => {
                 let put = select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL);
                 put.and_then(|()| sockopt::socket_cookie(fd.as_fd()))
@@ -133,8 +134,8 @@ impl Zones {
         let (shape, cookie) = listening(fd.as_fd())?;
         let netns = descriptor::netns_cookie(fd.as_fd())?;
         let g = self.all.get_mut(&msg.group).ok_or(Errno::NOENT)?;
-        // Somebody else's listener; a socket that is not of this group would only
-        // waste a place, for the kernel checks that at each selection.
+        // Refuses another listener. (If a socket is of this address but not of this group, it only
+        // wastes a place: the kernel checks the group at each selection.)
         if !g.holders.contains(&id) || g.netns != netns || g.shape != shape.addr() {
             return Err(Errno::NOENT);
         }
@@ -146,7 +147,8 @@ impl Zones {
             let cpu = msg.cpu.unwrap_or(u32::MAX);
             g.add_own(member(cpu), &fd)?
         } else {
-            // One from before this monitor, that has found it.
+            // A socket that has stayed open since a former monitor, and that this monitor has
+            // found in the map.
             let known = g.members.iter().find(|(_, m)| m.conn == 0 && m.cookie == cookie).map(|(place, _)| *place);
             let free = || (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN);
             let place = known.map_or_else(free, Ok)?;
@@ -160,8 +162,8 @@ impl Zones {
         let is_first = g.members.len() == 1;
         tracing::debug!(group = g.id, process = %ctx.clients.name(id), cpu, place, "worker");
         if is_first || gone {
-            // Others of the fork group sleep on the global socket, where nothing comes
-            // any more: they may join now.
+            // Other processes of the fork group may be sleeping on the global socket, where no
+            // more connections come. They may join now.
             self.call(msg.group);
             self.zones_look(ctx);
         }
@@ -188,7 +190,7 @@ impl Zones {
         Ok((answer::Left {}, None))
     }
 
-    /// A process is gone.
+    /// Removes a process that has ended.
     pub fn leave_zones(&mut self, ctx: &mut Context, id: ConnId) {
         let mut call = Vec::new();
         let mut left = Vec::new();
@@ -209,9 +211,10 @@ impl Zones {
         for (group, place) in left {
             self.unshare(ctx, group, place, id);
         }
-        // A master that waits for nothing itself has shown nothing, and still holds
-        // the listener for the workers to come. What replaces a group has another
-        // program, and the connections that wait with the old one move nowhere.
+        // A master process that accepts nothing itself has shown nothing. It still holds the
+        // listener for future workers. So the group stays as long as its fork group lives. A new
+        // group would have another program, and connections waiting at the old sockets could not
+        // be moved.
         let living: BTreeSet<FamilyId> = ctx.clients.iter().map(|(_, c)| c.family).collect();
         let keep = &self.keep;
         let mut changed = !call.is_empty();
@@ -230,7 +233,7 @@ impl Zones {
         self.zones_look(ctx);
     }
 
-    /// Tells the workers of groups that are due.
+    /// Does all work on groups that is due, and tells the workers of groups that must look.
     pub fn zones_look(&mut self, ctx: &mut Context) {
         let now = Instant::now();
         self.keep_up(now);
@@ -242,7 +245,8 @@ impl Zones {
         let due: BTreeSet<GroupId> = due.iter().map(|(_, g): &(Instant, GroupId)| *g).collect();
         for group in due {
             let Some(g) = self.all.get(&group) else { continue };
-            // Also those without a local listen socket: they have the global one.
+            // Processes without a local listen socket are told, too, because they have the global
+            // one.
             let to: Vec<ConnId> =
                 ctx.clients.iter().filter(|(_, c)| g.families.contains(&c.family)).map(|(id, _)| id).collect();
             for id in to {
@@ -265,11 +269,12 @@ impl Zones {
         Ok((answer::Clone {}, Some(Rc::new(ForeignFd::new(made, client.uid)))))
     }
 
-    /// [`request::Group`] of a program's own sockets.
+    /// [`request::Group`] for sockets that the program itself has made to share an address.
     pub(super) fn own_group(&mut self, ctx: &mut Context, id: ConnId, fd: &ForeignFd) -> Answer<answer::Group> {
         let info = descriptor::listening(fd.as_fd())?;
         if self.all.values().any(|g| g.cookie == info.cookie) {
-            // Not the program: we have made it share its address, for the program before.
+            // The program did not make this socket share its address: the library did, in the
+            // program before `exec`.
             return Err(Errno::EXIST);
         }
         let owner = rustix::fs::fstat(fd.as_fd())?.st_uid;
@@ -294,7 +299,7 @@ impl Zones {
             }
         }
         let gone = g.settle();
-        // Strangers may have a selector of their own.
+        // A stranger may have attached a program of its own, which must not be replaced.
         if g.own.as_ref().is_some_and(|o| o.mixed && !o.given) {
             return Ok((answer::Group { group }, None));
         }

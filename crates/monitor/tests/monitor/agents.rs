@@ -1,4 +1,5 @@
-//! The agent of this host carries other users' connections: the monitor takes none but root's, of its own network namespace.
+//! Agents, which carry connections of all users to other hosts. The monitor accepts only an agent
+//! that runs as root in the monitor's network namespace.
 
 use super::rights::{as_user, for_users};
 use super::support::*;
@@ -8,7 +9,7 @@ use fsocket_proto::{request, Payload};
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;
 
-/// The monitor's answer to a process that wants to be the agent: 0 or an error number.
+/// The monitor's answer to a process that wants to be the agent: 0, or an errno.
 fn asked(d: &Daemon) -> i32 {
     d.stranger().request(Packet::new(request::Agent::KIND), None).0.result
 }
@@ -22,10 +23,11 @@ fn an_agent_is_roots_and_of_this_network() {
     };
     let refused = Errno::PERM.raw_os_error();
     assert_eq!(as_user(70_001, || asked(&d)), refused, "another user");
-    // The root of a container has the same number.
+    // Root of a container has the same user number.
     let elsewhere = std::thread::scope(|s| {
         let ask = || {
-            // SAFETY: of this thread alone.
+            // SAFETY: the call changes only this thread, and no descriptors are shared in another
+            // way.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace");
             asked(&d)
         };

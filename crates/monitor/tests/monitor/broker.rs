@@ -1,8 +1,8 @@
-//! What the broker refuses, asked directly: by a front that somebody has taken over.
+//! Requests that the broker must refuse even if an attacker controls the front.
 
 use super::support::*;
 use fsocket_monitor::ancillary::Sender;
-use fsocket_monitor::broker::line::RawAsk;
+use fsocket_monitor::broker::line::Ask;
 use fsocket_monitor::broker::Broker;
 use fsocket_monitor::maker::{in_repair, End, Order};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,9 +10,8 @@ use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{pidfd_open, PidfdFlags};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use zerocopy::FromBytes;
 
-/// A broker in whose endpoint a client of this user has come.
+/// A broker with an endpoint where clients of this user can connect.
 struct Stage {
     broker: Broker,
     endpoint: OwnedFd,
@@ -31,7 +30,7 @@ fn unix_listener(dir: &tempfile::TempDir, name: &str) -> OwnedFd {
     l
 }
 
-/// A connection's ends: the client's, and the server's.
+/// Connects to a server. Returns the client's end and the server's end.
 fn to(dir: &tempfile::TempDir, name: &str, listener: &OwnedFd) -> (OwnedFd, OwnedFd) {
     let c = seqpacket();
     rustix::net::connect(&c, &SocketAddrUnix::new(dir.path().join(name)).unwrap()).unwrap();
@@ -87,7 +86,7 @@ fn an_order_needs_users_and_a_listener_that_were_shown() {
     let (_client, control) = stage.client();
     stage.broker.user(control.as_fd());
     stage.refuses(&order(free, at), Errno::PERM);
-    // Not sockets that listen.
+    // None of these sockets listens.
     let connected = TcpStream::connect(("127.0.0.1", at)).unwrap();
     let bound = tcp();
     rustix::net::bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -105,7 +104,7 @@ fn an_order_needs_users_and_a_listener_that_were_shown() {
     }
     if own_uid() == 0 {
         assert_eq!((port_of(c.as_fd()), port_of(s.as_fd())), (free, at));
-        // Of nobody who was never here, and in no other namespace.
+        // It refuses a user that was never a client, and another namespace.
         let mut other = order(free, at);
         other.server.uid = 12345;
         stage.refuses(&other, Errno::PERM);
@@ -133,10 +132,10 @@ fn a_port_that_was_not_shown_is_not_shared() {
     let port = port_of(held.as_fd());
     let cookie = sockopt::socket_cookie(&held).unwrap();
     let order = Order { holder: Some(cookie), ..order(port, l.local_addr().unwrap().port()) };
-    // The cookie alone is nothing: anybody can read it.
+    // The cookie alone proves nothing: any process can read it.
     let [c, _s] = stage.broker.connection(&order, stage.netns, None).unwrap();
     assert_ne!(port_of(c.as_fd()), port);
-    // A privileged port is nobody's client's.
+    // A client cannot have a privileged port.
     let low = Order { client: end(99, 0), holder: None, ..order };
     let [c, _s] = stage.broker.connection(&low, stage.netns, None).unwrap();
     assert_ne!(port_of(c.as_fd()), 99);
@@ -163,7 +162,7 @@ fn an_address_of_which_another_user_has_the_port_is_given_up() {
     let at = l.local_addr().unwrap();
     stage.broker.listener(l.as_fd());
     drop(l);
-    // SAFETY: no memory is involved; it changes this thread alone, which ends with the test.
+    // SAFETY: the call accesses no memory, and changes only this thread, which ends with the test.
     unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
     let _others = TcpListener::bind(at).unwrap();
     let free = port_of(TcpListener::bind("127.0.0.1:0").unwrap().as_fd());
@@ -178,7 +177,8 @@ fn a_user_is_whom_the_kernel_names() {
     let l = TcpListener::bind("127.0.0.1:0").unwrap();
     let free = port_of(TcpListener::bind("127.0.0.1:0").unwrap().as_fd());
     stage.broker.listener(l.as_fd());
-    // Connections to others' servers show those servers' users; and the client's end of one shows ours.
+    // A connection to another server shows that server's user. The client's end of a connection to
+    // the monitor shows the monitor's user.
     let other = unix_listener(&stage.dir, "other");
     let (c, s) = to(&stage.dir, "other", &other);
     let (mine, control) = stage.client();
@@ -187,10 +187,11 @@ fn a_user_is_whom_the_kernel_names() {
         assert!(stage.broker.clone_listener(l.as_fd(), fd, false).is_err());
     }
     stage.refuses(&order(free, l.local_addr().unwrap().port()), Errno::PERM);
-    // That of a process with other credentials is a pair that it has made.
+    // A process that has changed its credentials passes an end of a socket pair that it has made
+    // itself.
     let (pair, _its) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    // (Sending gives it a name.)
+    // (After a send, this end has an abstract name.)
     sockopt::set_socket_passcred(&pair, true).unwrap();
     rustix::net::send(&pair, b"x", rustix::net::SendFlags::empty()).unwrap();
     let control = if own_uid() == 0 { &pair } else { &control };
@@ -209,47 +210,63 @@ fn a_copy_is_of_a_listening_socket_that_is_shown() {
     }
 }
 
+/// All requests, with meaningless numbers: those that must be refused, and the others.
+fn nonsense(is_high: bool) -> (Vec<Ask>, Vec<Ask>) {
+    let number = if is_high { u64::MAX } else { 0 };
+    let end = End { v6: is_high, ip: [number as u8; 16], port: number as u16, uid: number as u32 };
+    let order = Order { client: end, server: end, named: is_high, holder: is_high.then_some(number) };
+    let ends = [Ask::Connection { order, netns: number }, Ask::Dial { order, netns: number }];
+    let others = [Ask::User, Ask::Listener, Ask::Bound, Ask::Clone { reservation: is_high }, Ask::Hosts];
+    let open = [Ask::Kept, Ask::Keep, Ask::Leave, Ask::Closings, Ask::Diag, Ask::Inode, Ask::Rules, Ask::Xfrm];
+    let to_all = [Ask::Pairs, Ask::Chains, Ask::Steer, Ask::SteerAlso, Ask::Host, Ask::Exe { pid: number as u32 }];
+    let numbered = [Ask::Selector { group: number, kept: is_high }, Ask::Forget { group: number }];
+    let may = open.into_iter().chain(to_all).chain(numbered).chain([Ask::Programs { kinds: number }]);
+    (ends.into_iter().chain(others).collect(), may.collect())
+}
+
 #[test]
 fn nonsense_is_refused() {
     let stage = Stage::new();
     let fd = tcp();
-    for code in (0..64).chain([u32::MAX]) {
-        for fds in [&[][..], &[fd.as_fd()], &[fd.as_fd(); 6]] {
-            for ones in [0, u8::MAX] {
-                let mut bytes = [ones; size_of::<RawAsk>()];
-                bytes[..4].copy_from_slice(&u32::to_ne_bytes(code));
-                let ask = RawAsk::read_from_bytes(&bytes).unwrap().ask();
-                let done = ask.and_then(|ask| stage.broker.ask(ask, fds));
-                assert!(done.is_err() || (7..=21).contains(&code), "{code}");
+    for fds in [&[][..], &[fd.as_fd()], &[fd.as_fd(); 6]] {
+        for is_high in [false, true] {
+            let (refused, others) = nonsense(is_high);
+            for ask in refused {
+                assert!(stage.broker.ask(ask, fds).is_err(), "{ask:?}");
+            }
+            for ask in others {
+                let _ = stage.broker.ask(ask, fds);
             }
         }
     }
-    // It lives.
+    // The broker still works.
     let (_client, control) = stage.client();
     stage.broker.user(control.as_fd());
     let l = listener().0;
     stage.broker.listener(l.as_fd());
 }
 
-/// A process with this number, which waits to be killed; `None`: the number cannot be had.
+/// Makes a process with this number, which waits to be killed. `None`: the number is not
+/// available.
 fn with_number(pid: u32) -> Option<u32> {
     let wanted = [pid as libc::pid_t];
-    // SAFETY: plain C data for which zero is valid.
+    // SAFETY: plain C data, for which zero is valid.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.exit_signal = libc::SIGCHLD as u64;
     args.set_tid = wanted.as_ptr() as u64;
     args.set_tid_size = 1;
-    // SAFETY: without CLONE_VM it is a fork; the child makes system calls only.
+    // SAFETY: without CLONE_VM the call works like `fork`. The child makes only system calls.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
         0 => loop {
-            // SAFETY: no memory is involved.
+            // SAFETY: the call accesses no memory.
             unsafe { libc::pause() };
         },
         made => u32::try_from(made).ok().filter(|made| *made == pid),
     }
 }
 
-/// Steering takes a right. The process that had connected has ended, and one with that right has got its number.
+/// Steering takes a right. Here the process that connected has ended, and a process with that
+/// right has got its number. The request must still be refused.
 #[test]
 fn another_process_with_the_number_of_the_one_that_connected_lends_it_no_right() {
     if !rustix::process::geteuid().is_root() {
@@ -284,7 +301,7 @@ fn another_process_with_the_number_of_the_one_that_connected_lends_it_no_right()
     child.wait().unwrap();
     let Some(other) = with_number(number) else { return eprintln!("SKIPPED: no process with a number of choice") };
     let asked = ask(&pidfd(other));
-    // SAFETY: our own child, which is waited for.
+    // SAFETY: `other` is this process's own child, which is still to be waited for.
     unsafe {
         libc::kill(other as i32, libc::SIGKILL);
         libc::waitpid(other as i32, std::ptr::null_mut(), 0);

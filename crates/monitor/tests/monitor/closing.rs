@@ -1,5 +1,6 @@
-//! A client shapes what it shares: how long a socket takes to close, what waits in it, and how much. The monitor closes
-//! all of it, and serves others meanwhile.
+//! Clients decide how long it takes to close what they share: how long a socket lingers, which
+//! messages wait in it, and how many. The monitor must close all of it and serve other clients
+//! meanwhile.
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
@@ -20,12 +21,13 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// What to close each of them may have cost once: the loop's watchdog ended the wait.
+/// If the event loop closed a descriptor itself, it would lose this much time: then the watchdog
+/// ends the wait.
 const ONCE: Duration = Duration::from_millis(50);
 const ENDS: usize = 60;
 const GREEDY: u32 = 70_001;
 
-/// Sockets of connections whose close waits for an hour, and those that are to read what was sent.
+/// Sockets of connections whose close would wait for an hour, and their peers, which do not read.
 fn lingering(n: usize) -> (Vec<OwnedFd>, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let both = (0..n).map(|_| {
@@ -43,18 +45,20 @@ pub fn linger(mut c: &TcpStream) {
     while c.write(&[0; 1 << 16]).is_ok() {}
 }
 
-/// TCP sockets of this process, of which the monitor is a thread, with this end.
+/// Whether this process has a TCP socket with this address. (The monitor is a thread of this
+/// process.)
 fn is_open(at: std::net::SocketAddr) -> bool {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     fds.filter_map(|fd| fd.file_name().to_str()?.parse::<i32>().ok()).any(|fd| {
-        // SAFETY: the number is only asked about; if it is closed meanwhile the call fails.
+        // SAFETY: the number is only used for a question; if it is closed meanwhile, the call
+        // fails.
         let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
         rustix::net::getsockname(fd).ok().and_then(|name| std::net::SocketAddr::try_from(name).ok()) == Some(at)
     })
 }
 
-/// Does it, and then another user asks for something. A loop that waits for the end of each takes at least that long for
-/// all, however fast the machine.
+/// Runs `attack`, then measures how long another user waits for an answer. An event loop that
+/// waits for each close takes at least the asserted time, on a machine of any speed.
 #[track_caller]
 fn is_served_while(d: &Daemon, waits: usize, attack: impl FnOnce()) {
     let mut other = as_user(70_009, || d.process());
@@ -66,7 +70,8 @@ fn is_served_while(d: &Daemon, waits: usize, attack: impl FnOnce()) {
     assert!(took < ONCE * waits as u32, "{took:?}"); // bound: what a loop that waits takes at least
 }
 
-/// Slot `i` becomes the kernel's; its client's end, of which this process has no copy after.
+/// Moves the connection in slot `i` to the kernel. Returns its two ends; this process keeps no
+/// copies.
 pub fn switched(s: &mut Proc, c: &mut Proc, ch: &ChannelView, i: usize) -> (OwnedFd, TcpStream) {
     let slot = ch.slot(i);
     slot.client_port.store(ch.port + i as u16, Ordering::Relaxed);
@@ -83,7 +88,8 @@ pub fn switched(s: &mut Proc, c: &mut Proc, ch: &ChannelView, i: usize) -> (Owne
     (client, TcpStream::from(server.unwrap()))
 }
 
-/// A channel of a user whose connections are all the kernel's, with ends that linger, and slots marked as free.
+/// A channel of one user whose connections have all moved to the kernel. Their ends linger, and
+/// the slots are marked as free.
 fn with_ends(d: &Daemon) -> (Proc, Proc, Listener, ChannelView, Vec<std::net::SocketAddr>) {
     as_user(GREEDY, || {
         let (mut s, mut c, l, ch) = d.acquainted();
@@ -92,7 +98,7 @@ fn with_ends(d: &Daemon) -> (Proc, Proc, Listener, ChannelView, Vec<std::net::So
             let client = TcpStream::from(client);
             linger(&client);
             ch.set_state(i, slot_state::FREE);
-            // (The monitor has both as well.)
+            // (The monitor has copies of both ends.)
             drop(server);
             client.local_addr().unwrap()
         });
@@ -122,7 +128,8 @@ fn nor_when_the_user_is_killed() {
     wait_until("all ends are closed", || !ends.iter().any(|at| is_open(*at)));
 }
 
-/// A control socket with messages in it, that the monitor has not yet: it alone has the descriptors in them.
+/// A control socket that contains messages and that the monitor does not have yet. Only its
+/// messages hold the descriptors in them.
 struct Stuffed(Proc, OwnedFd);
 
 impl Stuffed {
@@ -142,19 +149,21 @@ impl Stuffed {
         self
     }
 
-    /// The monitor gets it as a child of `parent`.
+    /// Hands the socket to the monitor as a child of `parent`.
     fn hand_over(self, parent: &Proc) -> Proc {
         parent.tell(Packet { id: self.0.nonce, ..Packet::new(request::Adopt::KIND) }, Some(self.1.as_fd()));
         self.0
     }
 }
 
-/// Those who wait for what a socket has to say, which is as long as it is open.
+/// The addresses of the sockets whose peers these readers are. Each address is in use as long as
+/// its socket is open.
 fn addresses(readers: &[TcpStream]) -> Vec<std::net::SocketAddr> {
     readers.iter().map(|s| s.peer_addr().unwrap()).collect()
 }
 
-/// More descriptors than a message of ours has: the kernel closed those for which the receiver had no room.
+/// Each message has more descriptors than the monitor accepts. If the receive buffer lacked room
+/// for them, the kernel would close them in the event loop's thread.
 #[test]
 fn nor_do_sockets_in_a_message() {
     let Some(d) = for_users("nor_do_sockets_in_a_message", |_| {}) else { return };
@@ -170,13 +179,13 @@ fn nor_do_sockets_in_a_message() {
     wait_until("all are closed", || !ends.iter().any(|at| is_open(*at)));
 }
 
-/// The monitor never reads what has come over a control socket whose client it has dropped.
+/// Descriptors in messages that the monitor never reads, because it has dropped the client.
 #[test]
 fn nor_do_sockets_that_nobody_receives() {
     let Some(d) = for_users("nor_do_sockets_that_nobody_receives", |_| {}) else { return };
     let (fds, readers) = lingering(ENDS);
     let ends = addresses(&readers);
-    // (It is dropped for the first message.)
+    // (The monitor drops the client for the first message.)
     let stuffed = |fd| Stuffed::new().with(b"what", Vec::new()).with(b"what", vec![fd]);
     let all: Vec<_> = fds.into_iter().map(stuffed).collect();
     let parent = as_user(GREEDY, || d.process());
@@ -185,7 +194,7 @@ fn nor_do_sockets_that_nobody_receives() {
     wait_until("all are closed", || !ends.iter().any(|at| is_open(*at)));
 }
 
-/// Nobody has more of the monitor's threads than a few, whatever it sends.
+/// Closing what a user sends takes only a few of the monitor's threads.
 #[test]
 fn what_is_slow_to_close_takes_few_threads() {
     let Some(d) = for_users("what_is_slow_to_close_takes_few_threads", |_| {}) else { return };
@@ -200,13 +209,14 @@ fn what_is_slow_to_close_takes_few_threads() {
     let parent = as_user(GREEDY, || d.process());
     let _child = all.hand_over(&parent);
     wait_until("all are closed", || !ends.iter().any(|at| is_open(*at)));
-    // (Other tests have monitors in this process, too.)
+    // (Monitors of other tests run in this process, too.)
     let threads = closing();
     assert!(threads < ENDS / 2, "{threads}");
 }
 
-/// A burst of Unix sockets, as a server shows that has accepted many connections, ends nobody. Nor does one of them that
-/// takes long to close, because a socket that lingers was passed over it, and not received: what comes behind it waits.
+/// A server that has accepted many connections shows many Unix sockets at once. The monitor must
+/// drop no process for that. It must not do so either if one of the sockets takes long to close
+/// and others wait behind it. Here a lingering socket was passed over that one and never received.
 #[test]
 fn unix_sockets_are_closed_in_their_own_time() {
     const BURST: usize = 100;
@@ -221,7 +231,7 @@ fn unix_sockets_are_closed_in_their_own_time() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&passed)));
         rustix::net::sendmsg(&slow, &[rustix::io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
     }
-    // (The monitor alone has them.)
+    // (From here on only the monitor has the sockets.)
     let unlisten = Packet { id: 1, ..Packet::new(request::Unlisten::KIND) };
     let burst = (0..BURST).map(|_| UnixStream::pair().unwrap().0);
     let all = std::iter::once(waiting).chain(burst);
@@ -234,7 +244,8 @@ fn unix_sockets_are_closed_in_their_own_time() {
     shows.as_mut().unwrap().sync();
 }
 
-/// What a user has left open in the monitor goes with its processes.
+/// Descriptors that a user has left in the monitor are closed after the user's processes have
+/// ended.
 #[test]
 fn nothing_is_left_of_a_user() {
     let Some(d) = for_users("nothing_is_left_of_a_user", |_| {}) else { return };

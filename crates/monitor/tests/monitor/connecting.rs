@@ -1,4 +1,4 @@
-//! Listening, connecting, channels, wakers and ports.
+//! Tests of listening, connecting, channels, wakers and ports.
 
 use crate::support::*;
 use fsocket_abi::channel::{waker_key, CHANNEL_SIZE, CLIENT, MAGIC};
@@ -19,12 +19,12 @@ fn the_registry_lists_listeners_and_is_read_only() {
     let mut p = d.stranger();
     let registry = p.hello();
     assert!(Mapping::new(&registry, SIZE).is_err(), "mapped for writing");
-    // SAFETY: a fresh mapping, never unmapped.
+    // SAFETY: this maps a new range, which is never unmapped.
     let at = unsafe {
         rustix::mm::mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ, MapFlags::SHARED, &registry, 0).unwrap()
     };
     let read = |off: usize| {
-        // SAFETY: inside the mapping, aligned, an atomic.
+        // SAFETY: the offset is inside the mapping and aligned, and an atomic may be read there.
         unsafe { &*at.cast::<u8>().add(off).cast::<AtomicU64>() }.load(Ordering::Acquire)
     };
     assert_eq!(read(offset_of!(Registry, magic)), fsocket_proto::registry::MAGIC);
@@ -59,7 +59,7 @@ fn the_same_socket_is_one_listener_and_siblings_are_two() {
     assert_eq!(b.listen(&one), id);
     let sibling = b.listen(&two);
     assert_ne!(sibling, id);
-    // Connections are spread.
+    // Connections are spread over both listeners.
     let mut c = d.process();
     let reached: BTreeSet<u64> = (0..4).map(|_| c.connect_to(v4([127, 0, 0, 1], port), 0).0).map(|m| m.arg0).collect();
     assert_eq!(reached, BTreeSet::from([id, sibling]));
@@ -89,7 +89,7 @@ fn a_channel_is_sealed_and_reused_until_full() {
     assert!(fd.is_some());
     assert_ne!(more.id, first.id);
     assert_eq!(c.connect_to(to, first.id).0.id, more.id, "the newest");
-    // Another process has one of its own.
+    // Another process gets a channel of its own.
     assert_ne!(d.process().connect_to(to, 0).0.id, more.id);
 }
 
@@ -162,7 +162,7 @@ fn a_worker_is_told_of_channels_before_and_after() {
     assert_eq!((msg.kind, msg.id), (notice::ChannelSrv::KIND, u64::from(late.id)));
     wait_until("it is counted", || s.pending() >= 2);
 
-    // A second worker, a child.
+    // A second worker: a child of the first one.
     let mut child = s.adopt();
     assert_eq!(child.work(id), 1);
     assert_eq!(early.workers(), 3);
@@ -180,7 +180,8 @@ fn only_holders_may_work() {
     assert_eq!(answer.result, Errno::NOENT.raw_os_error());
 }
 
-/// The sleeper is told, asks for a pipe, confirms it, and the process that rings gets its end.
+/// The sleeper is woken by a message, asks for a pipe and confirms it. Then the process that rings
+/// gets its end.
 #[test]
 fn two_processes_get_a_pipe_of_their_own() {
     let d = Daemon::start();
@@ -190,7 +191,8 @@ fn two_processes_get_a_pipe_of_their_own() {
     let mut other = d.process();
     let key = waker_key(c.nonce, 7);
     let place = |kind| Packet { arg0: u64::from(ch.id), arg1: waiter(CLIENT, 3), ..Packet::new(kind) };
-    // Neither a stranger, nor with a key of nobody on that side, nor for a waiter that there is not.
+    // All these rings must be ignored. The first is by a process that is no party of the channel.
+    // The others have a key of no process on that side, or a waiter that does not exist.
     other.tell(Packet { id: key, ..place(request::Ring::KIND) }, None);
     for key in [waker_key(s.nonce, 7), waker_key(other.nonce, 7), key & !0xff, 0, u64::MAX] {
         s.tell(Packet { id: key, ..place(request::Ring::KIND) }, None);
@@ -206,10 +208,11 @@ fn two_processes_get_a_pipe_of_their_own() {
     assert_eq!((woken.kind, woken.id, woken.arg0, woken.arg1), (notice::Woken::KIND, 7, u64::from(ch.id), 3));
     assert!(none.is_none());
 
-    // Confirmed before it was asked for: nothing.
+    // A confirmation before the request has no effect.
     let ask = |kind, ringer| Packet { id: 7, arg2: ringer, ..place(kind) };
     c.tell(ask(request::WakerReady::KIND, woken.arg2), None);
-    // By the other side, with somebody who is no party, with oneself: nothing.
+    // A request has no effect from the wrong side, with a process that is no party, or with the
+    // process itself.
     s.tell(ask(request::Waker::KIND, woken.arg2), None);
     for ringer in [0, u64::MAX, woken.arg2 + 1000] {
         c.tell(ask(request::Waker::KIND, ringer), None);
@@ -237,17 +240,19 @@ fn two_processes_get_a_pipe_of_their_own() {
     c.sync();
     s.sync();
     assert!(c.unasked.is_empty() && s.unasked.is_empty(), "once for each pair");
-    // Descriptions of their own: the flags of one are not the other's, nor the monitor's.
+    // Each end has a file description of its own: changing the flags of one does not change the
+    // other.
     rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::empty()).unwrap();
     assert!(rustix::fs::fcntl_getfl(&read).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
-    // The process that wakes has ended, and the monitor holds nothing of it.
+    // After the process that wakes has closed its end, the monitor holds no copy of that end.
     drop(write);
     let mut byte = [0; 8];
     assert_eq!(rustix::io::read(&read, &mut byte), Ok(1));
     wait_until("nobody can write any more", || rustix::io::read(&read, &mut byte) == Ok(0));
 }
 
-/// However often a process is rung that does not read, one message waits for each of its wakers.
+/// If a process does not read, only one message waits for each of its wakers, however often it is
+/// rung.
 #[test]
 fn rings_for_one_that_does_not_read_are_one() {
     let d = Daemon::start();
@@ -284,7 +289,7 @@ fn leases_are_unique_and_come_back() {
             }
         }
     }
-    // All of them, again and again, by processes that end.
+    // More leases than there are blocks, by processes that end.
     for _ in 0..40 {
         let mut p = d.process();
         for _ in 0..20 {

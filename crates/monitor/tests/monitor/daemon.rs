@@ -1,4 +1,4 @@
-//! Start, exit and options.
+//! Tests of start, exit and options of `fastsocketd`.
 
 use crate::support::*;
 use fsocket_monitor::{Config, Endpoint, StartError};
@@ -39,7 +39,7 @@ fn a_private_monitor_goes_after_its_last_client() {
     b.sync();
     assert!(!d.has_exited());
     drop(b);
-    // Asking for a report keeps nothing alive, and is answered meanwhile.
+    // A client that asks for a report does not keep the monitor alive, but gets an answer.
     let mut watcher = d.stranger();
     watcher.request(Packet::new(request::Report::KIND), None);
     wait_until("it exits", || d.has_exited());
@@ -106,6 +106,7 @@ fn somebody_elses_directory_is_refused() {
             programs: Vec::new(),
             hosts: None,
             links: None,
+            retired: false,
         })
         .map(|_| ())
     };
@@ -126,7 +127,8 @@ fn somebody_elses_directory_is_refused() {
     assert!(matches!(start(&long), Err(StartError::System { .. })));
 }
 
-/// A full file system under the socket: no room for the lock, then none for the socket.
+/// The socket is on a full file system. At first there is no room for the lock, then none for the
+/// socket.
 #[test]
 fn a_full_directory_is_125_and_one_line() {
     if !rustix::process::geteuid().is_root() {
@@ -134,7 +136,8 @@ fn a_full_directory_is_125_and_one_line() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    for (files, what, left) in [(1, "open the lock file", ""), (2, "bind the socket", "s.lock\n")] {
+    let lock = format!("s-{}.lock\n", fsocket_abi::VERSION);
+    for (files, what, left) in [(1, "open the lock file", ""), (2, "bind the socket", lock.as_str())] {
         let script =
             "mount -t tmpfs -o nr_inodes=$2,mode=755 tmpfs $1 && cd $1 && $0 --socket $1/s; s=$?; ls -A; exit $s";
         let place = dir.path().to_str().unwrap();
@@ -162,7 +165,7 @@ fn a_system_monitor_stays() {
     assert_eq!(d.socket.metadata().unwrap().permissions().mode() & 0o777, 0o666);
 }
 
-/// The front of a system monitor, and what /proc says of it.
+/// The process number of a system monitor's front, and its /proc/PID/status.
 fn front(of: &Child) -> Option<(i32, String)> {
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", of.id())).ok()?;
     let pid: i32 = children.split_whitespace().next()?.parse().ok()?;
@@ -178,7 +181,7 @@ fn the_two_halves_end_together() {
     use rustix::process::{kill_process, Pid, Signal};
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
-    // Whom it hits, with what, and the exit status.
+    // The columns: whether the front gets the signal, the signal, the exit status of the broker.
     for (front_too, signal, status) in [
         (false, Signal::TERM, Some(0)),
         (true, Signal::TERM, Some(0)),
@@ -196,7 +199,7 @@ fn the_two_halves_end_together() {
                 || !std::fs::read_to_string("/proc/self/uid_map").unwrap().contains("4294967295")
         );
         let whom = if front_too { pid } else { broker.id() as i32 };
-        // (It may not yet be where it waits for signals; those are blocked from the start.)
+        // (The process may not be waiting for signals yet, but they are blocked from its start.)
         kill_process(Pid::from_raw(whom).unwrap(), signal).unwrap();
         let mut ended = None;
         wait_until("it ends", || {
@@ -209,7 +212,8 @@ fn the_two_halves_end_together() {
     }
 }
 
-/// Off a terminal: no colour, and a process by its number and program.
+/// If standard error is no terminal, messages have no colour. They name a process by number and
+/// program.
 #[test]
 fn messages_are_plain_text() {
     let dir = tempfile::tempdir().unwrap();
@@ -242,14 +246,14 @@ fn connected_to(path: &Path) -> OwnedFd {
     fd
 }
 
-/// The monitor with a socket that a service manager has made, `kind`.
+/// The command of a monitor whose socket, of type `kind`, a service manager has made.
 fn activated(kind: rustix::net::SocketType, socket: &Path) -> (OwnedFd, Command) {
     use rustix::net::{bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags};
     let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
     bind(&fd, &SocketAddrUnix::new(socket).unwrap()).unwrap();
     listen(&fd, 8).unwrap();
     let mut command = Command::new("/bin/sh");
-    // (The process number is that of the shell, which it becomes.)
+    // (LISTEN_PID is right, because the shell turns into the monitor by `exec`.)
     let script =
         format!("exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec {} \"$@\"", env!("CARGO_BIN_EXE_fastsocketd"));
     command.args(["-c", &script, "sh", "--private", "--linger", "0.2", "--socket"]).arg(socket);
@@ -257,7 +261,7 @@ fn activated(kind: rustix::net::SocketType, socket: &Path) -> (OwnedFd, Command)
     (fd, command)
 }
 
-/// A client that comes before it runs waits, and is served.
+/// A client that connects before the monitor runs waits, and is served later.
 #[test]
 fn it_takes_the_socket_of_a_service_manager() {
     let dir = tempfile::tempdir().unwrap();
@@ -275,7 +279,7 @@ fn it_takes_the_socket_of_a_service_manager() {
     });
     assert_eq!(status.unwrap().code(), Some(0));
     assert!(socket.exists(), "the socket is the service manager's");
-    // The next one is started for the next client.
+    // The service manager starts another monitor for the next client.
     let _late = connected_to(&socket);
     drop(fd);
 }

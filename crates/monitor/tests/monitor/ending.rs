@@ -9,6 +9,7 @@ use fsocket_proto::raw::Packet;
 use fsocket_proto::{notice, request, Payload};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::doorbell::FUTEX_BIT;
+use fsocket_sync::token::Words as _;
 use rustix::fd::OwnedFd;
 
 /// A server that works on a listener, a client, and their channel.
@@ -43,11 +44,11 @@ fn a_dead_process_closes_its_connections_and_wakes_the_peer() {
     let base = POS_START;
     for i in 0..3 {
         let rx = &s.server.sock(i).rx;
-        rx.pos.store(base + 64, Ordering::Relaxed);
-        rx.base.store(base, Ordering::Relaxed);
+        rx.set_pos(base + 64);
+        rx.set_base(base);
     }
     s.ch.map.at::<AtomicU64>(ring_off(1, CLIENT) + 64).store(5 | 1 << 32, Ordering::Relaxed);
-    s.server.sock(2).rx.limit.store(9, Ordering::Relaxed);
+    s.server.sock(2).rx.set_limit(9);
     s.ch.sleep(CLIENT, 3, waker_key(s.client.nonce, 5));
     let _ = s.ch.slot(0).dir[SERVER].want_data.arm(1 << 3);
     let _ = s.ch.slot(1).dir[SERVER].want_data.arm(FUTEX_BIT);
@@ -148,17 +149,17 @@ fn who_dies_inside_an_operation_does_not_block_relatives() {
     }
     // Threads of both, as the library names them.
     let thread = |p: &Proc| 0x7f00_0000_1000 | (p.nonce >> 16) << 48;
-    s.server.sock(0).tx.owner.store(thread(&child), Ordering::Relaxed);
-    s.server.sock(0).tx.in_flight.store(1, Ordering::Relaxed);
-    s.server.sock(1).rx.owner.store(1, Ordering::Relaxed);
-    s.server.sock(1).rx.shared.store(thread(&child), Ordering::Relaxed);
-    s.server.sock(2).tx.owner.store(thread(&s.server), Ordering::Relaxed);
-    s.server.sock(2).tx.in_flight.store(1, Ordering::Relaxed);
+    s.server.sock(0).tx.owner().store(thread(&child), Ordering::Relaxed);
+    s.server.sock(0).tx.in_flight().store(1, Ordering::Relaxed);
+    s.server.sock(1).rx.owner().store(1, Ordering::Relaxed);
+    s.server.sock(1).rx.shared().store(thread(&child), Ordering::Relaxed);
+    s.server.sock(2).tx.owner().store(thread(&s.server), Ordering::Relaxed);
+    s.server.sock(2).tx.in_flight().store(1, Ordering::Relaxed);
     assert_ne!(thread(&child) >> 48, thread(&s.server) >> 48);
     drop(child);
     wait_until("both are reset", || (0..2).all(|slot| s.ch.status(slot, SERVER) == status::RST));
-    wait_until("nobody is inside", || s.server.sock(1).rx.shared.load(Ordering::Acquire) == 0);
-    assert_eq!(s.server.sock(0).tx.in_flight.load(Ordering::Acquire), 0);
+    wait_until("nobody is inside", || s.server.sock(1).rx.shared().load(Ordering::Acquire) == 0);
+    assert_eq!(s.server.sock(0).tx.in_flight().load(Ordering::Acquire), 0);
     for slot in 0..2 {
         assert!(s.server.sock(slot).flags.look().is_poisoned());
         assert!(s.server.sock(slot).is_open(), "the relative's to close");
@@ -166,7 +167,7 @@ fn who_dies_inside_an_operation_does_not_block_relatives() {
     // The relative is inside this one itself.
     s.server.sync();
     assert_eq!(s.ch.status(2, SERVER), 0);
-    assert_eq!(s.server.sock(2).tx.in_flight.load(Ordering::Acquire), 1);
+    assert_eq!(s.server.sock(2).tx.in_flight().load(Ordering::Acquire), 1);
 }
 
 #[test]
@@ -283,7 +284,7 @@ fn the_end_of_a_listener_resets_what_nobody_accepted() {
     assert_eq!((msg.kind, msg.id), (notice::ChannelGone::KIND, u64::from(s.ch.id)));
     assert!(s.client.pending() > pending);
     assert_ne!(s.client.connect_to(v4([127, 0, 0, 1], s.port), 0).0.result, 0);
-    // And still ends as it should.
+    // The monitor still ends as it should.
     let Scene { server, ch, d: _d, client: _client, .. } = s;
     drop(server);
     wait_until("the accepted one is closed", || ch.status(6, SERVER) != 0);
@@ -391,7 +392,7 @@ fn waiters_of_the_dead_are_freed_but_not_those_of_relatives() {
 fn bytes_of_the_dead_are_counted() {
     let s = scene();
     let sock = s.client.open_sock(0, s.ch.id, 0, CLIENT, &[s.client.nonce]);
-    sock.tx.bytes.store(1000, Ordering::Relaxed);
+    sock.tx.set_bytes(1000);
     let map = s.client.arena.as_ref().unwrap();
     let stats: &fsocket_abi::arena::Stats = map.at(fsocket_abi::arena::STATS_OFF);
     stats.counter[Counter::ConnectShm as usize].store(4, Ordering::Relaxed);
@@ -413,7 +414,7 @@ fn others_are_answered_while_a_process_with_much_ends() {
         s.client.open_sock(i, s.ch.id, i % SLOTS, CLIENT, &[s.client.nonce]);
     }
     let Scene { mut server, client, ch, d, .. } = s;
-    // Nobody holds these: others might have what they name.
+    // No process holds these: others might have what they name.
     let other = d.process_with_arena();
     for i in 0..SOCKS {
         other.open_sock(i, ch.id, i % SLOTS, CLIENT, &[]);

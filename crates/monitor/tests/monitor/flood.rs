@@ -1,4 +1,5 @@
-//! A user's clients come and go as fast as they can. Others are served, new ones and those who are there.
+//! Clients of one user connect and close as fast as they can. New and old clients of other users
+//! must still be served.
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
@@ -10,14 +11,14 @@ use std::time::{Duration, Instant};
 
 const TIME: Duration = Duration::from_millis(700);
 
-/// Connects again and again; how often.
+/// Connects again and again. Returns how often.
 fn flood(d: &Daemon, over: &AtomicBool, first: Option<Packet>) -> u64 {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let address = SocketAddrUnix::new(&d.socket).unwrap();
     let mut n = 0;
     while !over.load(Ordering::Relaxed) {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        // (EAGAIN: the queue is full.)
+        // (EAGAIN: the backlog is full.)
         if rustix::net::connect(&fd, &address).is_ok() {
             n += 1;
             let _ = first.map(|msg| fsocket_monitor::wire::send(rustix::fd::AsFd::as_fd(&fd), &msg.into(), None));
@@ -26,8 +27,9 @@ fn flood(d: &Daemon, over: &AtomicBool, first: Option<Packet>) -> u64 {
     n
 }
 
-/// What is done again and again waits each time for so many connections of a flood at most. (All of them compete for the
-/// CPUs, so that times say little.)
+/// Repeats `what` during a flood. Each time, at most `most` connections of the flood may come
+/// first. (The test counts connections, because all threads compete for the CPUs and times would
+/// say little.)
 #[track_caller]
 fn waits_for(most: u64, d: &Daemon, first: Option<Packet>, mut what: impl FnMut()) {
     let over = AtomicBool::new(false);
@@ -52,7 +54,7 @@ fn clients_that_come_and_go_keep_nobody_waiting_who_is_there() {
     let Some(d) = for_users("clients_that_come_and_go", |_| {}) else { return };
     let mut p = as_user(70_009, || d.process());
     waits_for(3000, &d, None, || p.sync());
-    // Those that say something, too.
+    // Also if the clients of the flood send a message.
     let hello = Packet { id: 77 << 16 | 1, arg1: u64::from(fsocket_abi::VERSION), ..Packet::new(request::Hello::KIND) };
     waits_for(3000, &d, Some(hello), || p.sync());
 }
@@ -60,8 +62,8 @@ fn clients_that_come_and_go_keep_nobody_waiting_who_is_there() {
 #[test]
 fn nor_somebody_who_comes() {
     let Some(d) = for_users("nor_somebody_who_comes", |_| {}) else { return };
-    // (One queue has all that come. On a busy machine it is long until the monitor is given a CPU; a HELLO that
-    // waited behind all that had come took 130,000.)
+    // (New clients share one backlog with the flood, and on a busy machine the monitor may wait
+    // long for a CPU. If a HELLO had to wait behind all other clients, 130,000 came first.)
     waits_for(50_000, &d, None, || {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let fd = fd.unwrap();

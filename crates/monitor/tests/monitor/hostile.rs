@@ -1,4 +1,4 @@
-//! Clients that do what they should not: they hurt themselves alone.
+//! Misbehaving clients hurt only themselves.
 
 use crate::support::*;
 use fsocket_abi::arena::{ARENA_SIZE, SOCKS};
@@ -84,7 +84,7 @@ fn a_socket_closed_in_secret_gets_no_connections() {
     drop(l);
     let to = v4([127, 0, 0, 1], port);
     assert_eq!(c.connect_to(to, 0).0.result, Errno::NOENT.raw_os_error());
-    // Nor does it stand in the way of who comes next.
+    // The old listener does not stand in the way of a later one, either.
     let Ok(again) = std::net::TcpListener::bind(("127.0.0.1", port)) else { return };
     assert_ne!(s.listen(&again), old);
     assert_eq!(c.connect_to(to, 0).0.result, 0);
@@ -164,7 +164,7 @@ fn nonsense_in_a_channel_is_survived() {
         s.open_sock(slot, ch.id, slot, 1, &[s.nonce]);
         c.open_sock(slot, ch.id, slot, 0, &[c.nonce]);
         for half in [&s.sock(slot).rx, &c.sock(slot).rx] {
-            half.pos.store(u64::MAX - slot as u64, Ordering::Relaxed);
+            half.set_pos(u64::MAX - slot as u64);
         }
         ch.set_state(slot, slot_state::SYN);
         for side in 0..2 {

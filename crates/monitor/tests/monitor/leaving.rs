@@ -1,5 +1,6 @@
-//! Descriptors, threads and memory of the system's monitor that belong to a user. They are bounded while the user is
-//! there, and gone some time after. These tests look at the process that clients talk to, the front.
+//! Descriptors, threads and memory that the system monitor holds for a user. All of it must be
+//! bounded while the user is there, and gone some time after. These tests look at the front, the
+//! process that talks to clients.
 
 use crate::closing::{linger, switched};
 use crate::rights::as_user;
@@ -28,13 +29,13 @@ struct System {
 
 impl Drop for System {
     fn drop(&mut self) {
-        // (The front ends with it.)
+        // The monitor's unprivileged process (the front) exits when the privileged one (the broker) does.
         let _ = self.broker.kill();
         let _ = self.broker.wait();
     }
 }
 
-/// A cgroup in which there may be so many tasks as somebody says; None: there is no such controller here.
+/// A cgroup that limits the number of tasks. `None`: this machine has no such controller.
 struct Tasks(PathBuf);
 
 impl Tasks {
@@ -56,7 +57,7 @@ impl Drop for Tasks {
 }
 
 impl System {
-    /// With so many descriptors at most. None: we are not root.
+    /// Starts a monitor with this limit of descriptors. `None`: the test does not run as root.
     fn start(test: &str, descriptors: u64) -> Option<System> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: {test}: not root");
@@ -68,7 +69,7 @@ impl System {
         std::fs::write(&file, "[[rule]]\naction = \"allow\"\n").unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_fastsocketd"));
         command.arg("--config").arg(file).arg("--socket").arg(&socket).stderr(Stdio::null());
-        // SAFETY: a system call between fork and exec.
+        // SAFETY: between fork and exec, the closure makes only system calls.
         unsafe {
             command.pre_exec(move || {
                 let limit = libc::rlimit { rlim_cur: descriptors, rlim_max: descriptors };
@@ -119,31 +120,31 @@ impl System {
     }
 }
 
-/// A number in /proc/PID/status.
+/// A number from /proc/PID/status.
 fn status(pid: i32, what: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix(what));
     line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The kernel has a limit for all descriptors that the monitor has sent and nobody has received. A user that has as
-/// many processes as it may, none of which receives, must not use it up.
+/// The kernel limits the descriptors that the monitor has sent and no process has received. A user
+/// with as many processes as allowed, none of which receives, must not use up that limit.
 #[test]
 fn what_a_user_does_not_receive_is_sent_to_others() {
     let Some(system) = System::start("what_a_user_does_not_receive_is_sent_to_others", 2048) else { return };
-    // Answers with a descriptor each.
+    // Each answer has a descriptor.
     let ask = |_| {
         as_user(GREEDY, || {
             let p = system.stranger();
             for _ in 0..100 {
                 let asked = Packet { arg2: 1, seq: 1, ..Packet::new(request::Report::KIND) };
-                // (One that is beyond the share of its user is thrown out.)
+                // (The monitor drops processes beyond the user's share.)
                 let _ = wire::send(p.fd.as_fd(), &asked.into(), None);
             }
             p
         })
     };
-    // Nothing more of what they ask is read.
+    // Waits until the monitor reads no more of these requests.
     let settles = |all: &[Proc]| {
         let mut before = usize::MAX;
         wait_until("as much is read as ever will be", || {
@@ -156,7 +157,7 @@ fn what_a_user_does_not_receive_is_sent_to_others() {
     let mut greedy: Vec<Proc> = (0..200).map(ask).collect();
     settles(&greedy);
     assert!(system.held(GREEDY) > 500, "it has its share");
-    // Processes that were thrown out, and keep what they have not received.
+    // The monitor drops these processes, but their unreceived messages stay in the sockets.
     greedy.iter().for_each(|p| _ = rustix::io::write(&p.fd, b"no message"));
     greedy.extend((0..200).map(ask));
     settles(&greedy);
@@ -164,7 +165,8 @@ fn what_a_user_does_not_receive_is_sent_to_others() {
     wait_until("nothing counts for it", || system.held(GREEDY) == 0);
 }
 
-/// There is no thread to be had while a user ends (`pids.max`, as TasksMax of the unit). The monitor closes what the user has left open as soon as it gets one.
+/// The monitor can start no thread while a user's processes end (`pids.max`, like TasksMax of a
+/// unit). It must close the user's descriptors as soon as it gets a thread.
 #[test]
 fn what_waits_for_a_thread_is_closed_when_there_is_one() {
     let test = "what_waits_for_a_thread_is_closed_when_there_is_one";
@@ -189,14 +191,14 @@ fn what_waits_for_a_thread_is_closed_when_there_is_one() {
     let (mut p, ends) = greedy;
     as_user(GREEDY, || p.sync());
     drop((p, ends));
-    // (Others are served meanwhile.)
+    // (Other users are served meanwhile.)
     system.process();
     assert!(system.held(GREEDY) > 0, "there is no thread that closes");
     tasks.write("pids.max", "max");
     wait_until("nothing counts for it", || system.held(GREEDY) == 0);
 }
 
-/// Users come, take what they can, and go.
+/// Users come, take as much as they can, and go.
 #[test]
 fn no_memory_and_no_threads_stay_of_users_that_have_gone() {
     let Some(system) = System::start("no_memory_and_no_threads_stay_of_users_that_have_gone", 4096) else { return };
@@ -220,10 +222,10 @@ fn no_memory_and_no_threads_stay_of_users_that_have_gone() {
         wait_until("nothing counts for it", || system.held(uid) == 0);
         (system.of_front("RssAnon:") + system.of_front("RssShmem:"), system.of_front("Threads:"))
     };
-    // Caches, and the threads that stay.
+    // The first rounds fill caches, and start the threads that stay.
     let before = (0..5).fold((0, 0), |_, i| round(GREEDY + i));
     let after = (5..25).fold((0, 0), |_, i| round(GREEDY + i));
-    // KiB. Each round takes more than that while it is there.
+    // In KiB. Each round takes more than this while its processes live.
     assert!(after.0 < before.0 + 256, "{before:?} {after:?}");
     assert!(after.1 <= before.1 + 1, "{before:?} {after:?}");
 }

@@ -1,6 +1,5 @@
-//! The monitor as its clients see it: its event loop on a thread, and clients
-//! that speak the protocol by hand. A client that drops its control socket is a
-//! process that died.
+//! Tests of the monitor as its clients see it. The event loop runs on a thread, and the tests play
+//! clients that send single messages. A client whose control socket is closed counts as dead.
 
 mod agents;
 mod broker;

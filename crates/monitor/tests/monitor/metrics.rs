@@ -1,4 +1,5 @@
-//! `fastsocketd --metrics`, the real one: as root it is two processes, and the front is confined.
+//! Tests of `fastsocketd --metrics` with the real program. As root it is two processes, and the
+//! front is confined.
 
 use crate::support::*;
 use std::io::{Read, Write};
@@ -85,7 +86,7 @@ fn what_is_no_scrape() {
     assert!(s.scrape().contains("fastsocket_up 1\n"));
 }
 
-/// However many there are.
+/// A scrape works even beside many connections that send nothing.
 #[test]
 fn scrapers_that_say_nothing() {
     let s = Served::start();

@@ -1,4 +1,4 @@
-//! Connections that processes pass to each other.
+//! Tests of sockets that processes pass to each other.
 
 use super::support::*;
 use fsocket_proto::raw::Packet;
@@ -10,7 +10,8 @@ use rustix::net::{AddressFamily, SocketType};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// A child that has given up rights may have kept the listening socket, accept, and pass on what it has accepted.
+/// A child that has given up rights may still have the listening socket. It can accept connections
+/// and pass them on. Such a connection must not lead to memory of workers with other rights.
 #[test]
 fn a_passed_connection_goes_into_no_memory_of_workers_with_other_rights() {
     let d = Daemon::start();
@@ -39,8 +40,9 @@ fn a_passed_connection_goes_into_no_memory_of_workers_with_other_rights() {
     }
 }
 
-/// A process offers its end of a connection and closes it in secret. The next connection between the same addresses
-/// and ports is not its own, and may be another user's.
+/// A process offers its end of a connection and closes it without a message. The next connection
+/// between the same addresses and ports does not belong to this process, perhaps not even to its
+/// user.
 #[test]
 fn an_offer_is_of_the_socket_that_is_there() {
     let d = Daemon::start();
@@ -48,7 +50,7 @@ fn an_offer_is_of_the_socket_that_is_there() {
         let (mut server, mut client, l, ch) = d.acquainted();
         let accept = || l.socket.accept().unwrap().0;
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, l.port));
-        // (An address of its own: beside this test others connect.)
+        // (A client address of its own, because other tests connect at the same time.)
         let from = |own: SocketAddr| -> TcpStream {
             let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
             sockopt::set_socket_reuseaddr(&socket, true).unwrap();

@@ -1,4 +1,4 @@
-//! What the kernel or the administrator refuses, the monitor refuses.
+//! Tests that the monitor refuses what the kernel or the administrator refuses.
 
 use crate::support::*;
 use fsocket_monitor::policy::rules::Rules;
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
-/// Rules as from the configuration file.
+/// Rules, read as from the configuration file.
 pub fn rules(text: &str) -> Rules {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -19,7 +19,7 @@ pub fn rules(text: &str) -> Rules {
 }
 
 fn with_rules(private: bool, text: &str) -> Daemon {
-    // (This machine may have a firewall.)
+    // (All ports are allowed, because this machine may have a firewall.)
     let rules = rules(&format!("{text}\n[[rule]]\naction = \"allow\"\nport = \"1-65535\"\n"));
     Daemon::with(|c| (c.private, c.mode, c.rules) = (private, 0o666, rules))
 }
@@ -28,7 +28,7 @@ fn tcp() -> OwnedFd {
     rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap()
 }
 
-/// CONNECT with this socket; 0 or an errno.
+/// Sends CONNECT with this socket. Returns 0 or an errno.
 fn ask(p: &mut Proc, to: Addr, fd: impl AsFd) -> i32 {
     p.request(Packet { addr: to, ..Packet::new(request::Connect::KIND) }, Some(fd.as_fd())).0.result
 }
@@ -45,7 +45,7 @@ fn reach(fd: &OwnedFd, port: u16) {
     rustix::net::connect(fd, &SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
 }
 
-/// A worker with a listener; keep all.
+/// A worker with a listener. The caller must keep all parts.
 fn served(d: &Daemon) -> (Proc, TcpListener, u16) {
     let mut server = d.process();
     let (socket, port) = listener();
@@ -127,14 +127,14 @@ fn kernel_first_wants_the_handshake_of_the_socket_that_was_shown() {
     let mut c = d.process();
     let first = tcp();
     assert!(is(ask(&mut c, here(port), &first), Errno::NOKEY));
-    // One that was connected before, or by somebody else, is no proof.
+    // A connection made before, or by another process, proves nothing.
     let older = TcpStream::connect(("127.0.0.1", port)).unwrap();
     assert!(is(ask(&mut c, here(port), &older), Errno::NOKEY));
     assert!(is(ask(&mut c, here(port), tcp()), Errno::NOKEY));
     reach(&first, port);
     assert_eq!(ask(&mut c, here(port), &first), 0);
     assert_eq!(ask(&mut c, here(port), tcp()), 0, "for a while");
-    // Another process has to ask itself.
+    // Another process must ask for itself.
     assert!(is(ask(&mut d.process(), here(port), tcp()), Errno::NOKEY));
     assert!(is(ask(&mut d.process(), here(port), &first), Errno::NOKEY), "a socket that was handed over");
     std::thread::sleep(
@@ -144,7 +144,7 @@ fn kernel_first_wants_the_handshake_of_the_socket_that_was_shown() {
     assert!(is(ask(&mut c, here(port), &first), Errno::NOKEY), "and so is its connection");
 }
 
-/// Connects to the monitor as root, and is another user afterwards.
+/// A process that connects to the monitor as root and then becomes another user.
 fn dropped_to(d: &Daemon, uid: u32) -> Proc {
     let connect = format!("s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect({:?})", d.socket);
     let mut p = relay(None, "", &format!("{connect}; os.setgroups([]); os.setgid({uid}); os.setuid({uid})"));
@@ -152,7 +152,7 @@ fn dropped_to(d: &Daemon, uid: u32) -> Proc {
     p
 }
 
-/// Users without a name.
+/// Numbers of users without a name.
 const ALICE: u32 = 54321;
 const BOB: u32 = 54322;
 
@@ -171,8 +171,8 @@ fn a_process_is_the_user_that_it_is_now() {
     }
 }
 
-/// A worker of another user gets none of the channels that are there, and where nobody accepts yet
-/// it is open as whom.
+/// A worker of another user does not get an existing channel. If there is no worker yet, the first
+/// one may belong to either user.
 #[test]
 fn a_worker_is_asked_about_as_well() {
     if !rustix::process::geteuid().is_root() {
@@ -197,7 +197,8 @@ fn a_worker_is_asked_about_as_well() {
     assert!(bobs.unasked.is_empty());
 }
 
-/// A process that has done `before` (Python), and connects to the monitor and speaks for us.
+/// A process that runs `before` (Python), connects to the monitor, and relays messages for this
+/// test.
 fn played_by_child(d: &Daemon, before: &str) -> Proc {
     let connect = format!("s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect({:?})", d.socket);
     let mut p = relay(None, before, &connect);
@@ -224,7 +225,8 @@ fn a_process_that_may_be_restricted_has_the_kernel_first() {
 fn a_restricted_child_is_not_taken_for_its_parent() {
     let d = Daemon::start();
     let (_server, _socket, port) = served(&d);
-    // The parent announces it; it is another process (the one that relays) that then speaks.
+    // The parent announces a child. The process that then speaks for the child is another one (the
+    // relay).
     let mut parent = d.process();
     let Proc { fd, nonce, .. } = parent.announce(false);
     let from = "s=socket.fromfd(1,socket.AF_UNIX,socket.SOCK_SEQPACKET)";
@@ -235,11 +237,12 @@ fn a_restricted_child_is_not_taken_for_its_parent() {
     assert_eq!(ask(&mut parent, here(port), tcp()), 0);
 }
 
-/// Gives up all capabilities but those to become any user and group.
+/// Gives up all capabilities except those to become any user and group.
 const FEWER_CAPABILITIES: &str = "assert libc.capset((ctypes.c_uint32*2)(0x20080522,0),\
     (ctypes.c_uint32*6)(0xc0,0xc0,0,0,0,0))==0";
 
-/// All of them say that they have the same rights. One that has fewer may have kept the listening socket.
+/// All these processes claim the same rights. A process with fewer rights may still have the
+/// listening socket.
 #[test]
 fn a_process_has_the_rights_that_the_kernel_shows() {
     if !rustix::process::geteuid().is_root() {
@@ -255,7 +258,8 @@ fn a_process_has_the_rights_that_the_kernel_shows() {
     }
 }
 
-/// A process that sends over its socket `s` what we tell it, and ends when we drop it.
+/// A process that sends over its socket `s` what the test tells it, and ends when the test drops
+/// the result.
 fn relay(stdout: Option<OwnedFd>, before: &str, make_s: &str) -> Proc {
     let script = format!(
         "import ctypes,os,socket,threading\n\

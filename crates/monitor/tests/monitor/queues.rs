@@ -1,4 +1,5 @@
-//! What one process sends never ends another one that does not read just now.
+//! Tests that a process which does not read for a moment is not dropped because of other
+//! processes' messages.
 
 use crate::support::*;
 use fsocket_abi::channel::{status, waker_key, CLIENT, SERVER};
@@ -10,13 +11,14 @@ use fsocket_proto::{request, Payload};
 use rustix::fd::AsFd;
 use rustix::process::{pidfd_open, PidfdFlags};
 
-/// A server that does not read, a peer of its that does what it can, and a third process that is connected to it. The
-/// server gets at most so many messages.
+/// Plays a server that does not read, a peer that does what it can against the server, and a third
+/// process that is connected to the server. The server may get at most this many messages.
 #[track_caller]
 fn is_not_dropped(at_most: usize, attack: impl FnOnce(&Daemon, &mut Proc, &mut Proc, &[ChannelView])) {
     let d = Daemon::start();
     let (mut server, mut peer, mut third) = (d.process_with_arena(), d.process(), d.process());
-    // (As many channels as it needs for more pipes than a process may ever have messages waiting.)
+    // (So many channels that the peer can ask for more pipes than one process may have messages
+    // waiting.)
     let listeners: Vec<_> = (0..12)
         .map(|_| {
             let (socket, port) = listener();
@@ -39,7 +41,7 @@ fn is_not_dropped(at_most: usize, attack: impl FnOnce(&Daemon, &mut Proc, &mut P
     drop(listeners);
 }
 
-/// Asks for a pipe for each of its wakers, at each of its waiters. (It may be thrown out itself for what it does.)
+/// Asks for a pipe for each waker, at each waiter. (The monitor may drop the peer for that.)
 fn ask_for_pipes(peer: &mut Proc, ringer: u64, channels: &[ChannelView]) {
     for ch in channels {
         for i in 0..1024u64 {
@@ -59,7 +61,7 @@ fn ask_for_pipes(peer: &mut Proc, ringer: u64, channels: &[ChannelView]) {
     }
 }
 
-/// The number of the server, as WOKEN has it.
+/// The server's process number, as WOKEN shows it.
 fn number_of(server: &mut Proc, peer: &mut Proc, ch: &ChannelView) -> u64 {
     let key = waker_key(peer.nonce, 0);
     server.tell(
@@ -77,10 +79,10 @@ fn by_pipes_that_it_has_no_use_for() {
     });
 }
 
-/// The server has rung each of the wakers.
+/// Here the server has rung each of the peer's wakers, so the peer may have the pipes.
 #[test]
 fn by_pipes_that_it_may_get() {
-    // What its socket holds, and the peer's share.
+    // The limit is the capacity of the server's socket and the peer's share.
     is_not_dropped(2000, |_, server, peer, channels| {
         let number = number_of(server, peer, &channels[0]);
         for ch in channels {
@@ -102,7 +104,7 @@ fn by_pipes_that_it_may_get() {
     });
 }
 
-/// Rings for each of the server's wakers, with the names of all channels.
+/// The peer rings each of the server's wakers, in the name of all channels.
 #[test]
 fn by_rings() {
     is_not_dropped(2000, |_, server, peer, channels| {
@@ -118,14 +120,14 @@ fn by_rings() {
     });
 }
 
-/// Descriptors of the server that are taken again and again.
+/// The peer takes descriptors of the server again and again.
 #[test]
 fn by_descriptors_that_are_taken() {
     is_not_dropped(2000, |_, _, peer, _| {
         let me = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
         let (socket, _) = listener();
         for i in 0..10_000 {
-            // (It may be thrown out itself: what it shows is closed elsewhere, and that takes time.)
+            // (The monitor may drop the peer: closing what the peer has shown takes time.)
             let named = Packet { arg0: i, ..Packet::new(request::Transfer::KIND) };
             let Some((answer, _)) = peer.try_request(named, Some(me.as_fd())) else { return };
             let shown = Packet { id: answer.id, arg2: 1, ..Packet::new(request::Transfer::KIND) };
@@ -136,7 +138,7 @@ fn by_descriptors_that_are_taken() {
     });
 }
 
-/// An operator, any process of the same user, switches the server off and on.
+/// An operator, who may be any process of the same user, switches the server off and on.
 #[test]
 fn by_an_operator() {
     is_not_dropped(2000, |_, _, peer, _| {

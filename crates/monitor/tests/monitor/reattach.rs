@@ -1,4 +1,4 @@
-//! Another monitor: processes show what they have from the one before.
+//! Tests with a second monitor: processes show it what they have from the first one.
 
 use super::rights::{as_user, for_users};
 use crate::support::*;
@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketType};
 use std::mem::offset_of;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
-/// What a server and a client have when their monitor has died.
+/// The state of a server and a client whose monitor has ended.
 struct Before {
     socket: TcpListener,
     listener: u64,
@@ -59,7 +59,7 @@ fn both_sides_are_told_and_a_death_closes_the_connection() {
     assert_eq!(server.listen(&b.socket), b.listener, "the same number");
     attach(&mut server, &b, SERVER, &b.ch.fd);
     assert!(is_watched(&mut server, &b) && is_watched(&mut client, &b));
-    // The worker number that it had, and no channel but that.
+    // The worker gets its former number, and no other channel.
     let (a, _) = server.request(Packet { id: b.listener, arg0: 1 + 5, ..Packet::new(request::Worker::KIND) }, None);
     assert_eq!((a.result, a.arg0, b.ch.workers()), (0, 5, 1 << 5));
     let (a, fd) = client.connect_to(v4([127, 0, 0, 1], b.port), 0);
@@ -80,7 +80,7 @@ fn a_channel_of_one_side_is_not_used_and_ends_with_it() {
     let (a, fd) = client.connect_to(v4([127, 0, 0, 1], b.port), 0);
     assert!(a.result == 0 && a.id != u64::from(b.ch.id) && fd.is_some(), "a new one");
     drop(client);
-    // Its number is free.
+    // From here on the number of the channel is free.
     let mut other = d.process();
     wait_until("it is gone", || {
         attach(&mut other, &b, CLIENT, &b.ch.fd);
@@ -117,7 +117,7 @@ fn who_does_not_hold_the_listener_binds_nothing_to_it() {
     assert!(is_watched(&mut liar, &b), "it shares memory with itself");
     server.work(b.listener);
     assert!(server.unasked.is_empty());
-    // The one that holds it comes too late for this channel.
+    // The process that really holds the listener comes too late for this channel.
     attach(&mut server, &b, SERVER, &b.ch.fd);
     assert!(!is_watched(&mut server, &b));
     let named = Packet { id: b.ch.id.into(), arg0: SERVER as u64, ..Packet::new(request::ChannelHandle::KIND) };
@@ -138,24 +138,25 @@ fn memory_that_could_shrink_or_is_none_ends_the_process() {
         p.tell(m, Some(fd.as_fd()));
         assert!(p.is_dropped());
     }
-    // A number of nobody's: in the registry that is a free port.
+    // A number that belongs to no client: in the registry it would mean a free port.
     let nobodys = u64::from(CHANNELS_OF_ONE) - 1;
     let mut p = d.process();
     p.tell(Packet { id: nobodys, ..Packet::new(request::Attach::KIND) }, Some(channel_memory(nobodys).as_fd()));
     assert!(p.is_dropped());
-    // Another memory under a number that is taken.
+    // Other memory under a number that is in use.
     let (mut client, mut other) = (d.process(), d.process());
     attach(&mut client, &b, CLIENT, &b.ch.fd);
     attach(&mut other, &b, SERVER, &channel_memory(b.ch.id.into()));
     assert!(!is_watched(&mut other, &b));
 }
 
-/// As a monitor of this user makes it.
+/// Memory with the name, size and seals that a monitor gives to channel `id`.
 fn channel_memory(id: u64) -> OwnedFd {
     memfd(&format!("fastsocket-channel-{id}"), CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap()
 }
 
-/// A faster process, with memory of its own or of another channel, keeps no owner from its channel.
+/// A faster process shows memory of its own, or of another channel, under this number. It must not
+/// keep the owner from its channel.
 #[test]
 fn memory_that_was_not_made_for_it_takes_no_channels_number() {
     let (b, another) = (before(), before());
@@ -181,7 +182,7 @@ fn who_shows_the_same_arena_is_related() {
     let (mut parent, mut child, mut server) = (d.process(), d.process(), d.process());
     let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     let holders = [parent.nonce, child.nonce];
-    // The child comes first.
+    // The child announces the arena first.
     for (p, inherited) in [(&mut child, 1), (&mut parent, 0)] {
         p.arena = Some(label_arena(&fd));
         p.open_sock(0, b.ch.id, 3, CLIENT, &holders);
@@ -198,7 +199,8 @@ fn who_shows_the_same_arena_is_related() {
     wait_until("it is closed", || b.ch.status(3, CLIENT) & status::CLOSED != 0);
 }
 
-/// A forked child that has given up rights may have kept descriptors of what it shared with its parent.
+/// A forked child that has given up rights may still have the descriptors that it shared with its
+/// parent.
 #[test]
 fn who_has_other_rights_is_not_related() {
     let Some(d) = for_users("who_has_other_rights_is_not_related", |_| {}) else { return };
@@ -213,7 +215,7 @@ fn who_has_other_rights_is_not_related() {
     let listener = server.listen(&socket);
     server.work(listener);
     let (mut child, mut parent, mut relative) = (as_user(70_001, || d.process()), d.process(), d.process());
-    // The child comes first.
+    // The child announces the arena first.
     show(&mut child, 1);
     show(&mut parent, 0);
     show(&mut relative, 1);
@@ -237,7 +239,7 @@ fn ports_in_use_are_nobody_elses() {
         let s = other.open_sock(0, b.ch.id, 0, CLIENT, &[other.nonce]);
         s.set_names(libc::AF_INET as u16, &([0; 16], elsewhere + 3), &([0; 16], 0));
     }
-    // (Its connections are looked at when it shows an arena.)
+    // (The monitor reads a process's connections when the process shows an arena.)
     let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     label_arena(&fd);
     other.tell(Packet { arg1: 1, ..Packet::new(request::Arena::KIND) }, Some(fd.as_fd()));
@@ -253,13 +255,13 @@ fn ports_in_use_are_nobody_elses() {
     assert_ne!(again(&mut other, b.ch.port), 0, "not its channel");
 }
 
-/// Of one user there are no more than it could have from this monitor.
+/// A user can show no more channels than it could have got from this monitor.
 #[test]
 fn channels_that_are_shown_are_bounded() {
     let Some(d) = for_users("channels_that_are_shown_are_bounded", |_| {}) else { return };
     let (mut client, mut server) = as_user(70_001, || (d.process(), d.process()));
     let number = |n: u64| u64::from(CHANNELS_OF_ONE) + n;
-    // One user gets half of what there is; a channel takes two.
+    // One user gets half of all descriptors, and a channel takes two.
     let open = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let all = open.min(60_000) / 4;
     for n in 1..=all {
@@ -284,7 +286,8 @@ fn channels_that_are_shown_are_bounded() {
     as_user(70_002, || d.process().sync());
 }
 
-/// Libraries ask before they bind a port of such a channel.
+/// The registry counts such a channel at its port: libraries ask the monitor before they bind that
+/// port.
 #[test]
 fn a_channel_of_before_is_counted_at_its_port() {
     let b = before();
@@ -303,7 +306,7 @@ fn a_channel_of_before_is_counted_at_its_port() {
     wait_until("both are gone", || word(&registry, offset_of!(Registry, served), b.port) == 0);
 }
 
-/// A lease is announced again only for ports that nobody else has.
+/// A process can announce a former lease only if no other process has one of its ports.
 #[test]
 fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     let b = before();
@@ -314,7 +317,7 @@ fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     server.listen(&b.socket);
     server.work(b.listener);
     let ch = victim.connect(b.port);
-    // In the block that the other channel had.
+    // A port in the block that the other channel had leased.
     let bound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     let port = (b.ch.port..=b.ch.port + 63)
         .find(|port| rustix::net::bind(&bound, &SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).is_ok())
@@ -326,7 +329,8 @@ fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     assert_eq!(word(&registry, offset_of!(Registry, owner), port), fsocket_proto::registry::lessee(ch.id));
 }
 
-/// Slots are written by clients. A port that the monitor has not given to a channel is not in use by it.
+/// Clients write the slots. A port in a slot counts as used only if the monitor has leased it to
+/// that channel.
 #[test]
 fn a_forged_port_keeps_nobody_from_binding_it() {
     let d = Daemon::start();
@@ -358,14 +362,14 @@ fn a_forged_port_keeps_nobody_from_binding_it() {
     let (_, forged) = listener();
     name(forged, [127, 0, 0, 1]);
     assert_eq!((in_use(&mut other, forged, 0), in_use(&mut other, forged, 1)), (0, 0));
-    // The listener has one address, whatever the client says that it has reached.
+    // The listener has one address, even if the client claims to have reached another one.
     assert_eq!(in_use(&mut other, l.port, 0), libc::EADDRINUSE);
     name(ch.port, [127, 0, 0, 2]);
     assert_eq!(in_use(&mut other, l.port, 0), 0);
     client.sync();
 }
 
-/// Of a port, in an array of the registry.
+/// The registry's word for a port in one of its arrays.
 fn word(registry: &OwnedFd, array: usize, port: u16) -> u32 {
     let mut word = [0; 4];
     assert_eq!(rustix::io::pread(registry, &mut word, (array + usize::from(port) * 4) as u64), Ok(4));

@@ -34,8 +34,8 @@ fn shows_who_talks_to_whom() {
     let a = s.open_sock(0, ch.id, 0, SERVER, &[s.nonce]);
     let b = c.open_sock(0, ch.id, 0, CLIENT, &[c.nonce]);
     b.set_names(libc::AF_INET as u16, &Default::default(), &(v4([127, 0, 0, 1], 0).ip, port));
-    b.tx.bytes.store(100, Ordering::Relaxed);
-    a.rx.bytes.store(30, Ordering::Relaxed);
+    b.tx.set_bytes(100);
+    a.rx.set_bytes(30);
     ch.syn(0, 1);
 
     let r = report(&d);
@@ -121,7 +121,7 @@ fn a_forked_child_belongs_to_its_family() {
     drop(child);
 }
 
-/// Somebody lets the monitor read 65,536 sockets, and asks for it again and again.
+/// A client lets the monitor read 65,536 sockets, and asks for it again and again.
 #[test]
 fn a_report_that_takes_long_is_made_once_for_a_while() {
     let d = Daemon::start();

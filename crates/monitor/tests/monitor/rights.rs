@@ -1,7 +1,8 @@
-//! No client gets from the monitor what the kernel would refuse it.
+//! Tests that no client gets from the monitor what the kernel would refuse to it.
 //!
-//! The attackers are another user, without any capability; the monitor is root's. The
-//! oracle tries with every descriptor that an attacker ever had to get a port that it must not have.
+//! The attackers have another user than root and no capabilities; the monitor runs as root. With
+//! every descriptor that an attacker ever had, `cannot_have` tries to get a port that the attacker
+//! must not have.
 //!
 //! Long: tests of one subject on one fixture.
 
@@ -22,7 +23,7 @@ use std::os::unix::fs::PermissionsExt;
 
 const NOBODY: u32 = 65534;
 
-/// A monitor for everybody; None: we are not root.
+/// A monitor for all users. `None`: the test does not run as root.
 fn of_root(test: &str) -> Option<Daemon> {
     for_users(test, |_| {})
 }
@@ -42,16 +43,18 @@ pub fn for_users(test: &str, change: impl FnOnce(&mut Config)) -> Option<Daemon>
     }))
 }
 
-/// Runs as `uid`, without any capability in effect.
+/// Runs `work` as user `uid`, without effective capabilities.
 pub fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
     struct Back;
     impl Drop for Back {
         fn drop(&mut self) {
-            // SAFETY: no memory is involved; the raw call changes this thread alone.
+            // SAFETY: the call accesses no memory. As a raw system call it changes only this
+            // thread.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) }, 0);
         }
     }
-    // SAFETY: no memory is involved; the raw call changes this thread alone. With the user other than root no capability is in effect.
+    // SAFETY: the call accesses no memory. As a raw system call it changes only this thread. (With
+    // another user than root, no capability is effective.)
     assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) }, 0);
     let _back = Back;
     work()
@@ -60,7 +63,7 @@ pub fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
 fn in_repair(fd: BorrowedFd<'_>) -> bool {
     const TCP_REPAIR: i32 = 19;
     let (mut value, mut len) = (0i32, 4);
-    // SAFETY: valid for writes of that size.
+    // SAFETY: `value` and `len` are valid for writes of that size.
     let rc = unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, TCP_REPAIR, (&raw mut value).cast(), &raw mut len)
     };
@@ -69,7 +72,7 @@ fn in_repair(fd: BorrowedFd<'_>) -> bool {
 
 fn disconnect(fd: BorrowedFd<'_>) {
     let none = [0u8; 16];
-    // SAFETY: a family of zero, AF_UNSPEC, and nothing else is read.
+    // SAFETY: the kernel reads the family, AF_UNSPEC (zero), from 16 valid bytes.
     unsafe { libc::connect(fd.as_raw_fd(), none.as_ptr().cast(), 16) };
 }
 
@@ -77,7 +80,7 @@ fn port_of(fd: BorrowedFd<'_>) -> Option<u16> {
     SocketAddr::try_from(rustix::net::getsockname(fd).ok()?).ok().map(|a| a.port())
 }
 
-/// Tries everything to get `port`, which is somebody else's, with a descriptor.
+/// Tries by all means to get `port`, which belongs to another process, with a descriptor.
 fn cannot_have(fd: BorrowedFd<'_>, port: u16) {
     if sockopt::socket_type(fd) != Ok(SocketType::STREAM) {
         return;
@@ -117,7 +120,8 @@ fn tcp(family: AddressFamily) -> OwnedFd {
     rustix::net::socket(family, SocketType::STREAM, None).unwrap()
 }
 
-/// Asks for switches with sockets that are bound, connected, or listen already. Returns all that came of it.
+/// Asks for path switches with sockets that are already bound, connected or listening. Returns all
+/// resulting descriptors.
 fn by_sockets_that_are_something(c: &mut Proc, ch: &ChannelView, ip: [u8; 16], port: u16) -> Vec<OwnedFd> {
     let bound = || {
         let fd = tcp(AddressFamily::INET);
@@ -137,8 +141,8 @@ fn by_sockets_that_are_something(c: &mut Proc, ch: &ChannelView, ip: [u8; 16], p
     held
 }
 
-/// One user on both sides of a connection of its own, and root's port: every order of requests, with
-/// sockets of every family and in every state.
+/// One user has both sides of a connection, and wants a port of root. The test tries every order
+/// of requests, with sockets of every family and in every state.
 #[test]
 fn no_port_of_somebody_else_by_a_switch() {
     let Some(d) = of_root("no_port_of_somebody_else_by_a_switch") else { return };
@@ -159,7 +163,7 @@ fn no_port_of_somebody_else_by_a_switch() {
         let (answer, fd) = c.connect_to(Addr { ip, port: at.port(), family, v6only: 0 }, 0);
         let ch = ChannelView::new(answer.id as u32, fd.unwrap());
         let mut held: Vec<OwnedFd> = Vec::new();
-        // What is asked for first and next, by which side.
+        // The first and the second request of each order: side, and the kind of the request.
         let orders: [&[(usize, u64)]; 8] = [
             &[(SERVER, 0), (SERVER, 1)],
             &[(CLIENT, 0), (CLIENT, 1)],
@@ -198,7 +202,7 @@ fn no_port_of_somebody_else_by_a_switch() {
             }
         }
         held.extend(by_sockets_that_are_something(&mut c, &ch, ip, port));
-        // One of them dies in between.
+        // One side ends meanwhile.
         drop(s);
         c.sync();
         assert!(held.len() > 100, "nothing was tried");
@@ -207,8 +211,8 @@ fn no_port_of_somebody_else_by_a_switch() {
     drop(TcpStream::connect(victim.local_addr().unwrap()).unwrap());
 }
 
-/// A client of somebody else's server gets its own end, with its own user, and nothing of the
-/// server's.
+/// A client of another user's server gets its own end, which belongs to its own user. It must get
+/// nothing of the server's.
 #[test]
 fn no_port_of_the_server() {
     let Some(d) = of_root("no_port_of_the_server") else { return };
@@ -233,7 +237,7 @@ fn no_port_of_the_server() {
         let (answer, others) = c.request(of(msg, request::Claim::KIND, SERVER, 0), None);
         assert_eq!(answer.result, Errno::NOENT.raw_os_error());
         held.extend(others);
-        // Without a connection of its own it may not ask for the other side.
+        // Without a connection of its own, a client may not ask for the other side.
         let (answer, others) = c.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None);
         assert_eq!(answer.result, Errno::NOENT.raw_os_error());
         held.extend(others);
@@ -245,14 +249,15 @@ fn no_port_of_the_server() {
         (held, server)
     });
     drop((victim, ends));
-    // Also when the server has gone, and ports below 1024 are nobody's to have.
+    // Not even after the server has ended.
     for fd in &held {
         assert_ne!(port_of(fd.as_fd()), Some(port));
     }
 }
 
-/// The client's port is one that was leased to it, whatever it has written into the slot: not
-/// another process's, to the same listener.
+/// The client's port is one that was leased to the client, even if the client has written another
+/// one into the slot. It must not be a port of another process that is connected to the same
+/// listener.
 #[test]
 fn a_forged_port_is_not_used() {
     let Some(d) = of_root("a_forged_port_is_not_used") else { return };
@@ -268,11 +273,12 @@ fn a_forged_port_is_not_used() {
             assert_eq!(answer.result, 0, "it goes over all the same");
             let end = end.unwrap();
             assert_ne!(port_of(end.as_fd()), Some(forged));
-            // Not with the port that the server's end has, either.
+            // The end is connected, and cannot get the server's port either.
             assert_ne!(rustix::net::getpeername(&end).unwrap(), None);
             cannot_have(end.as_fd(), taken);
         }
-        // From the server's side, to the kernel's listener.
+        // The server's side asks for a connection to its listener in the kernel, with the forged
+        // port.
         names(ch.slot(9), libc::AF_INET, v4([127, 0, 0, 1], 0).ip, taken);
         let msg = Packet { id: u64::from(ch.id), arg0: 9, arg1: 9, ..Packet::new(request::Switch::KIND) };
         wait_until("it is connected", || {
@@ -284,7 +290,7 @@ fn a_forged_port_is_not_used() {
     drop(other);
 }
 
-/// The lessee of a port, in the page that accepting processes look at.
+/// The lessee of a port, in the registry page that accepting processes read.
 fn owner(registry: &OwnedFd, port: u16) -> u32 {
     let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
     let mut word = [0; 4];
@@ -292,7 +298,7 @@ fn owner(registry: &OwnedFd, port: u16) -> u32 {
     u32::from_ne_bytes(word)
 }
 
-/// The page that accepting processes look at.
+/// The registry page that accepting processes read.
 #[test]
 fn ports_are_leased_to_a_channel() {
     let d = Daemon::start();
@@ -308,7 +314,7 @@ fn ports_are_leased_to_a_channel() {
     assert!(ch.port.checked_add(64).is_none_or(|p| owner(p) != lessee(ch.id)));
     let more = c.request(Packet { id: u64::from(ch.id), ..Packet::new(request::Ports::KIND) }, None).0.arg0 as u16;
     assert!((more..=more + 63).all(|p| owner(p) == lessee(ch.id)));
-    // A port that the client has bound itself.
+    // A port that the client itself has bound.
     let bind = |p: &mut Proc, fd: &OwnedFd| {
         p.request(Packet { id: u64::from(ch.id), ..Packet::new(request::Ports::KIND) }, Some(fd.as_fd())).0
     };
@@ -327,7 +333,8 @@ fn ports_are_leased_to_a_channel() {
     ] {
         assert_eq!(bind(&mut c, &wrong).result, Errno::INVAL.raw_os_error());
     }
-    // One that shows the port of a connection it had, which somebody else has now.
+    // A process shows a socket with the port of its former connection, which another process has
+    // now.
     let was = tcp(AddressFamily::INET);
     rustix::net::connect(&was, &l.local_addr().unwrap()).unwrap();
     sockopt::set_socket_linger(&was, Some(std::time::Duration::ZERO)).unwrap();
@@ -337,17 +344,18 @@ fn ports_are_leased_to_a_channel() {
     if rustix::net::bind(&now, &SocketAddr::from((Ipv4Addr::LOCALHOST, stale))).is_ok() {
         assert_ne!(bind(&mut c, &was).result, 0, "a port that it has no more");
     }
-    // Another channel has a block, and this one has a port in it bound: refused.
+    // This channel shows a port that lies in another channel's block. The monitor refuses.
     let mut c2 = d.process();
     let ch2 = c2.connect(port);
     let theirs = tcp(AddressFamily::INET);
     rustix::net::bind(&theirs, &SocketAddr::from((Ipv4Addr::LOCALHOST, ch2.port + 7))).unwrap();
     assert_eq!(bind(&mut c, &theirs).result, Errno::ADDRINUSE.raw_os_error());
-    // The process that has the socket now has the port.
+    // The process that now has the bound socket gets the port.
     let m2 = Packet { id: u64::from(ch2.id), ..Packet::new(request::Ports::KIND) };
     assert_eq!(c2.request(m2, Some(own.as_fd())).0.result, 0);
     assert_eq!(owner(bound), lessee(ch2.id));
-    // What was queued is still to be accepted when the client has gone; then everything is free.
+    // After the client has ended, queued connections can still be accepted. After that, all ports
+    // are free.
     ch.syn(0, 3);
     drop(c);
     s.sync();
@@ -362,7 +370,8 @@ fn ports_are_leased_to_a_channel() {
     });
 }
 
-/// As sockets of one process share ports in the kernel, where the destinations differ.
+/// The kernel lets sockets of one process share a port if their destinations differ. Channels must
+/// do the same.
 #[test]
 fn channels_of_a_process_share_ports_where_it_has_many() {
     const MANY: usize = 70;
@@ -382,7 +391,7 @@ fn channels_of_a_process_share_ports_where_it_has_many() {
     blocks.sort_unstable();
     blocks.dedup();
     assert_eq!(blocks.len(), 64, "as many as there are before they are shared");
-    // Never twice by channels to one destination.
+    // Two channels to one destination never share a port.
     let last = &channels[MANY - 1];
     let mut own = vec![last.port];
     for _ in 0..5 {
@@ -391,11 +400,11 @@ fn channels_of_a_process_share_ports_where_it_has_many() {
     assert!(own.iter().all(|first| blocks.contains(first)), "they are shared: {own:?}");
     let distinct: std::collections::BTreeSet<_> = own.iter().collect();
     assert_eq!(distinct.len(), own.len(), "{own:?}");
-    // Another process does not get them.
+    // Another process does not get these ports.
     let mut other = d.process();
     let theirs = other.connect(listeners[0].1);
     assert!(lessee(theirs.id) != ours && !blocks.contains(&theirs.port) && owner(theirs.port) == lessee(theirs.id));
-    // They are the process's as long as any channel has them.
+    // The process keeps the ports as long as any of its channels has them.
     s.tell(Packet { id: ids[MANY - 1], ..Packet::new(request::Unlisten::KIND) }, None);
     s.sync();
     assert!(own.iter().all(|first| owner(*first) == ours));
@@ -407,7 +416,7 @@ fn channels_of_a_process_share_ports_where_it_has_many() {
     });
 }
 
-/// A server that keeps the connections of dead clients open does not use up the ports.
+/// A server keeps connections of dead clients open. That must not use up the ports.
 #[test]
 fn ports_of_the_dead_are_used_where_there_are_no_others() {
     let d = Daemon::start();
@@ -424,14 +433,14 @@ fn ports_of_the_dead_are_used_where_there_are_no_others() {
     }
 }
 
-/// Sockets belong into the connection's network namespace; a descriptor says which that is, and
-/// nothing else is done to it.
+/// Sockets are made in the connection's network namespace. A descriptor shows which namespace that
+/// is; the monitor does nothing else with the descriptor.
 #[test]
 fn in_another_network_namespace() {
     let Some(d) = of_root("in_another_network_namespace") else { return };
     std::thread::scope(|scope| {
         let there = scope.spawn(|| {
-            // SAFETY: no memory is involved; it changes this thread alone.
+            // SAFETY: the call accesses no memory, and changes only this thread.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 eprintln!("SKIPPED: in_another_network_namespace: no namespaces");
                 return;
@@ -453,7 +462,8 @@ fn in_another_network_namespace() {
             for fd in &wrong {
                 assert_eq!(ask(&mut c, make, Some(fd.as_fd())), Errno::INVAL.raw_os_error());
             }
-            // Its own sockets are not taken because of that.
+            // The monitor does not take sockets that the process has made itself just because of
+            // the namespace.
             let stream = OwnedFd::from(connected());
             let ready = of(msg, request::Switch::KIND, CLIENT, Switching::OwnReady as u64);
             assert_eq!(ask(&mut c, ready, Some(stream.as_fd())), Errno::PERM.raw_os_error());
@@ -475,8 +485,8 @@ fn in_another_network_namespace() {
     );
 }
 
-/// A process that was handed one of several sockets that share an address has its share of the connections,
-/// and gets no more of them by copies with the owner's user.
+/// A process was handed one of several sockets that share an address. It has one share of the
+/// connections. It must not get a larger share by copies that belong to the owner's user.
 #[test]
 fn no_larger_share_of_somebody_elses_address() {
     let Some(d) = of_root("no_larger_share_of_somebody_elses_address") else { return };
@@ -492,7 +502,8 @@ fn no_larger_share_of_somebody_elses_address() {
     let copy = |p: &mut Proc| p.request(Packet::new(request::Clone::KIND), Some(handed.as_fd()));
     as_user(NOBODY, || {
         let mut p = d.process();
-        // As long as it is the only one it may have as many as its workers need.
+        // While it is the only socket at the address, the process may have as many copies as its
+        // workers need.
         let copies = [copy(&mut p).1.unwrap(), copy(&mut p).1.unwrap()];
         assert!(copies.iter().all(|fd| rustix::fs::fstat(fd).unwrap().st_uid == 0 && !in_repair(fd.as_fd())));
     });
@@ -501,7 +512,8 @@ fn no_larger_share_of_somebody_elses_address() {
     assert_eq!(copy(&mut d.process()).0.result, 0, "root may");
 }
 
-/// Only where the monitor has no right to the namespace it takes two ends that a side has made.
+/// The monitor accepts two ends that one side has made only if the monitor may not enter the
+/// namespace.
 #[test]
 fn where_the_monitor_cannot_enter() {
     if !rustix::process::geteuid().is_root() {
@@ -513,7 +525,7 @@ fn where_the_monitor_cannot_enter() {
     let elsewhere = OwnedFd::from(TcpStream::connect(here.local_addr().unwrap()).unwrap());
     std::thread::scope(|scope| {
         let there = scope.spawn(|| {
-            // SAFETY: no memory is involved; it changes this thread alone.
+            // SAFETY: the call accesses no memory, and changes only this thread.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 eprintln!("SKIPPED: where_the_monitor_cannot_enter: no namespaces");
                 return;

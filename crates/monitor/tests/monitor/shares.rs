@@ -1,4 +1,4 @@
-//! What one process or user leaves undone, or does too much, costs others nothing.
+//! Tests that a process or user that does not read, or asks for too much, does no harm to others.
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
@@ -13,14 +13,14 @@ use rustix::fd::AsFd;
 use rustix::fs::SealFlags;
 use std::time::Duration;
 
-/// A parent that waits for its children and reads nothing; each of them listens and is connected to.
+/// The parent waits for its children and reads nothing. Each child listens and gets a connection.
 #[test]
 fn a_parent_that_does_not_read_can_fork_for_ever() {
     let d = Daemon::start();
     let mut parent = d.process_with_arena();
     let mut client = d.process();
     for i in 0..500 {
-        // (Its HELLO is answered only if the parent's message has been read.)
+        // (The child's HELLO is answered only after the parent's message was read.)
         let mut child = parent.adopt();
         let (l, port) = listener();
         let id = child.listen(&l);
@@ -50,7 +50,8 @@ fn a_worker_that_does_not_read_keeps_what_there_is() {
         let mut client = d.process();
         client.connect(port);
     }
-    // (It stays: of one that has ended before the worker reads, the worker need not know.)
+    // (This client stays: if it ended before the worker reads, the worker would not be told of its
+    // channel.)
     let mut client = d.process();
     let last = client.connect(port).id;
     let told = |worker: &mut Proc| loop {
@@ -64,7 +65,8 @@ fn a_worker_that_does_not_read_keeps_what_there_is() {
     told(&mut worker);
 }
 
-/// Three users take all that they can get. A fourth one, who has nothing yet, is served; so is root.
+/// Three users take all that they can get. A fourth user with nothing yet is still served, and so
+/// is root.
 #[test]
 fn greedy_users_do_not_exhaust_the_monitor() {
     let name = "greedy_users_do_not_exhaust_the_monitor";
@@ -85,7 +87,7 @@ fn greedy_users_do_not_exhaust_the_monitor() {
         let (answer, _) = p.request(Packet::new(request::Listen::KIND), Some(socket.as_fd()));
         (answer.result == 0).then_some(socket)
     };
-    // A user that has its whole share is refused more, and keeps what it has.
+    // A user that has used up its share gets no more, but keeps what it has.
     let last = greedy[0].last_mut().unwrap();
     let sockets: Vec<_> = (0..400).map_while(|_| as_user(70_001, || listens(last))).collect();
     assert!(sockets.len() < 10, "{}", sockets.len());
@@ -94,7 +96,8 @@ fn greedy_users_do_not_exhaust_the_monitor() {
     d.acquainted();
 }
 
-/// A user whose channels have as much memory as is left for others gets no further one; another user does.
+/// A user whose channels have as much memory as is left for others gets no further channel.
+/// Another user does.
 #[test]
 fn memory_of_channels_is_shared_out() {
     const MEMORY: u64 = 8 << 20;
@@ -119,20 +122,20 @@ fn memory_of_channels_is_shared_out() {
     for page in (0..MEMORY as usize * 5 / 8).step_by(4096) {
         ch.map.at::<AtomicU64>(ring_off(page / RING_CAP, CLIENT) + page % RING_CAP).store(1, Ordering::Relaxed);
     }
-    // (What is held is looked up seldom.)
+    // (The monitor measures memory only once in a while.)
     std::thread::sleep(Duration::from_millis(100));
     let to = |port| v4([127, 0, 0, 1], port);
     let (answer, _) = as_user(70_001, || greedy.connect_to(to(of_greedy[1].1), 0));
     assert_eq!(answer.result, libc::ENOMEM);
     as_user(70_002, || d.process().connect(of_other[0].1));
-    // The end of what has it gives it back.
+    // When the process with the memory ends, the user may have memory again.
     drop((ch, greedy));
     d.acquainted();
     std::thread::sleep(Duration::from_millis(100));
     as_user(70_001, || d.process().connect(of_greedy[1].1));
 }
 
-/// A process shows arenas that others have made. They count for its user.
+/// A process shows arenas that other processes have made. They count for its user.
 #[test]
 fn inherited_arenas_are_shared_out() {
     let name = "inherited_arenas_are_shared_out";
@@ -151,14 +154,15 @@ fn inherited_arenas_are_shared_out() {
             greedy.sync();
         }
     });
-    // (The monitor is a thread of this process.)
+    // (The monitor is a thread of this process, so its descriptors are visible here.)
     assert!((10..150).contains(&arenas()), "{}", arenas());
     as_user(70_002, || d.process().sync());
     drop(greedy);
     wait_until("they are given back", || arenas() == 0);
 }
 
-/// A message that a listener has come nearer has all libraries ask again about all destinations.
+/// A process reports that a listener fits an address better. This makes all libraries ask again
+/// about all destinations, so the monitor limits it.
 #[test]
 fn a_user_that_has_all_ask_again_is_heard_now_and_then() {
     let name = "a_user_that_has_all_ask_again_is_heard_now_and_then";
@@ -180,18 +184,19 @@ fn a_user_that_has_all_ask_again_is_heard_now_and_then() {
     }
     wait_until("the last one is heard, too", || touched() - before > 1);
     let heard = touched() - before;
-    // (Twice in each pause: at its beginning, and at its end what was said meanwhile.)
+    // (Two reactions in each pause: one at its beginning, and one at its end for reports that came
+    // meanwhile.)
     let most = 2 + begin.elapsed().as_millis() as u64 / 50;
     assert!(heard <= most, "{heard} of {most}");
 }
 
-/// A process says its own number before the monitor sees it. Another user's that claims one keeps nobody from
-/// switching that process off.
+/// A process tells its own number if the monitor cannot see it. A process of another user may
+/// claim the same number. That must not prevent the first process from being switched off.
 #[test]
 fn off_concerns_the_processes_of_its_user() {
     let name = "off_concerns_the_processes_of_its_user";
     let Some(d) = for_users(name, |_| {}) else { return };
-    // (All of them have the number of this test.)
+    // (All these processes have the number of this test's process.)
     let _played = [70_001, 70_001, 70_002].map(|uid| as_user(uid, || d.process()));
     let ask = |uid, target| {
         let text = serde_json::to_vec(&Request { target, off: true }).unwrap();

@@ -1,5 +1,5 @@
-//! A user has as much as it can, and then one message, or the end of a process, concerns all of that. Others have their
-//! turns meanwhile.
+//! A user has as much as it can get, and a single message or the end of a process concerns all of
+//! it. Other users must have their turns meanwhile.
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
@@ -12,21 +12,22 @@ use rustix::fd::AsFd;
 use std::net::{Ipv4Addr, TcpListener};
 
 const GREEDY: u32 = 70_001;
-/// Channels to each of two listeners: fewer than a user may have.
+/// Channels to each of two listeners. This is fewer than a user may have.
 const CHANNELS: usize = 200;
-/// Requests of another user that are answered before the end of what takes long. The loop once did each in one go.
+/// Another user must get at least this many answers before the slow work ends.
 const TURNS: usize = 10;
 
 struct Much {
     server: Proc,
     client: Proc,
-    /// At one port.
+    /// Both have the same port.
     listeners: Vec<(TcpListener, u64)>,
     channels: Vec<ChannelView>,
     port: u16,
 }
 
-/// A connection waits in many slots of each channel. (In no queue: those that nobody takes for a while move to the kernel.)
+/// Makes the channels. A connection waits in many slots of each channel. (None is in a queue:
+/// connections that wait in a queue would move to the kernel after a while.)
 fn much(d: &Daemon) -> Much {
     as_user(GREEDY, || {
         let (mut server, mut client) = (d.process(), d.process());
@@ -56,7 +57,7 @@ fn much(d: &Daemon) -> Much {
     })
 }
 
-/// How many requests of another user are answered until that is so.
+/// How many requests of another user are answered before `is_done` returns true.
 fn answered_until(other: &mut Proc, mut is_done: impl FnMut() -> bool) -> usize {
     let mut n = 0;
     while !is_done() {
@@ -100,7 +101,7 @@ fn and_a_question_about_all_channels() {
     let Some(d) = for_users("and_a_question_about_all_channels", |_| {}) else { return };
     let mut other = as_user(70_009, || d.process());
     let much = much(&d);
-    // Three at once.
+    // Three requests at once.
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     let asks = Packet { addr: v4([127, 0, 0, 3], much.port), ..Packet::new(request::InUse::KIND) };
     let mut answers = 0;

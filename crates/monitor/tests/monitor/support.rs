@@ -1,4 +1,4 @@
-//! A monitor in a temporary directory, and processes that are only played.
+//! A monitor in a temporary directory, and clients that the tests play.
 //!
 //! Long: tests of one subject on one fixture.
 
@@ -50,11 +50,12 @@ impl Daemon {
             descriptors: u64::MAX,
             memory: u64::MAX,
             balance: Default::default(),
-            // This machine may have a firewall.
+            // All connections are allowed, because this machine may have a firewall.
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
             programs: Vec::new(),
             hosts: None,
             links: None,
+            retired: false,
         };
         change(&mut config);
         let socket = config.socket.clone();
@@ -62,7 +63,7 @@ impl Daemon {
         let stop_too = stop.try_clone().unwrap();
         let start = move || match config.private {
             true => Monitor::start(config),
-            // As the system monitor has it, but in one process.
+            // A broker as in the system monitor, but in a thread of this process.
             false => {
                 let endpoint = Endpoint::publish(&config)?;
                 let broker = Broker::beside(endpoint.fd.as_fd(), config.keep.as_deref()).unwrap();
@@ -78,7 +79,7 @@ impl Daemon {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// A process that has not said hello.
+    /// A client that has not sent HELLO.
     pub fn stranger(&self) -> Proc {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let fd = fd.unwrap();
@@ -92,7 +93,7 @@ impl Daemon {
         p
     }
 
-    /// A worker of a listener, and a client with a channel to it.
+    /// A worker of a listener, and a client with a channel to that listener.
     pub fn acquainted(&self) -> (Proc, Proc, Listener, ChannelView) {
         acquaint(self.process(), self.process())
     }
@@ -104,7 +105,7 @@ impl Daemon {
     }
 }
 
-/// The first works on a listener, and the second has a channel to it.
+/// Makes the first process a worker of a new listener, and gives the second one a channel to it.
 pub fn acquaint(mut worker: Proc, mut client: Proc) -> (Proc, Proc, Listener, ChannelView) {
     let (socket, port) = listener();
     let id = worker.listen(&socket);
@@ -113,7 +114,7 @@ pub fn acquaint(mut worker: Proc, mut client: Proc) -> (Proc, Proc, Listener, Ch
     (worker, client, Listener { socket, port, id }, channel)
 }
 
-/// One that a process has published.
+/// A listener that a process has registered.
 pub struct Listener {
     pub socket: TcpListener,
     pub port: u16,
@@ -149,7 +150,7 @@ pub struct Proc {
     pub fd: OwnedFd,
     pub nonce: u64,
     seq: u32,
-    /// Messages that nobody asked for, so far.
+    /// Unrequested messages that have arrived so far.
     pub unasked: Vec<(Packet, Option<OwnedFd>)>,
     pub arena: Option<Mapping>,
 }
@@ -157,7 +158,7 @@ pub struct Proc {
 impl Proc {
     pub fn on(fd: OwnedFd) -> Proc {
         static NEXT: Nonces = Nonces::new(1000);
-        // Threads are told apart by its bits 16 to 31.
+        // Only bits 16 and above name the process; the lower ones distinguish its threads.
         let nonce = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) << 16 | 1;
         Proc { fd, nonce, seq: 0, unasked: Vec::new(), arena: None }
     }
@@ -175,7 +176,7 @@ impl Proc {
         }
     }
 
-    /// The answer to a request; `None`: we were thrown out.
+    /// Sends a request and returns its answer. `None`: the monitor has dropped this client.
     pub fn try_request(&mut self, msg: Packet, fd: Option<BorrowedFd<'_>>) -> Option<(Packet, Option<OwnedFd>)> {
         self.seq += 1;
         let msg = Packet { seq: self.seq, ..msg };
@@ -196,7 +197,7 @@ impl Proc {
         self.try_request(msg, fd).expect("thrown out")
     }
 
-    /// Whether the monitor has hung up.
+    /// Whether the monitor has closed the control socket.
     pub fn is_dropped(&mut self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         let soon = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -204,12 +205,12 @@ impl Proc {
         fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Everything sent before has been handled.
+    /// Returns when the monitor has handled everything that was sent before.
     pub fn sync(&mut self) {
         self.request(Packet { id: u64::MAX, ..Packet::new(request::ChannelHandle::KIND) }, None);
     }
 
-    /// The next unasked message.
+    /// The next unrequested message.
     pub fn wait_unasked(&mut self) -> (Packet, Option<OwnedFd>) {
         if self.unasked.is_empty() {
             let got = self.next().expect("thrown out");
@@ -222,7 +223,7 @@ impl Proc {
         self.hello_with(0)
     }
 
-    /// `class`: what it says of its rights.
+    /// `class`: the rights that the process claims.
     pub fn hello_with(&mut self, class: u64) -> OwnedFd {
         let msg = Packet {
             arg2: class,
@@ -242,7 +243,7 @@ impl Proc {
         self.sync();
     }
 
-    /// The monitor may not have looked yet.
+    /// Shows an arena, without waiting until the monitor has handled it.
     pub fn show_arena(&mut self) {
         let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         let map = label_arena(&fd);
@@ -265,7 +266,7 @@ impl Proc {
         map.at(SOCK_OFF + index * size_of::<Sock>())
     }
 
-    /// An open socket of this process's arena.
+    /// Makes an open socket in this process's arena.
     pub fn open_sock(&self, index: usize, channel: u32, slot: usize, side: usize, holders: &[u64]) -> &Sock {
         let s = self.sock(index);
         s.begin(Place { channel, slot, side });
@@ -299,21 +300,21 @@ impl Proc {
         ChannelView { port: answer.addr.port, ..ChannelView::new(answer.id as u32, fd.expect("a new channel")) }
     }
 
-    /// Whether the monitor has said so far that waker `waker` rings.
+    /// Whether the monitor has reported so far that waker `waker` was rung.
     pub fn is_woken(&mut self, waker: u64) -> bool {
         self.sync();
         self.unasked.iter().any(|(m, _)| m.kind == notice::Woken::KIND && m.id == waker)
     }
 
-    /// What a parent does before it forks.
+    /// Announces a child, as a parent does before `fork`.
     pub fn adopt(&mut self) -> Proc {
         let mut child = self.announce(false);
         child.hello();
         child
     }
 
-    /// What a program does before the `exec` of the next one, to which it leaves
-    /// these listeners.
+    /// Announces the next program, as a program does before `exec`, and leaves these listeners to
+    /// it.
     pub fn successor(&mut self, listeners: &[u64]) -> Proc {
         let mut next = self.announce(true);
         for l in listeners {
@@ -323,11 +324,11 @@ impl Proc {
         next
     }
 
-    /// One that says nothing yet.
+    /// Announces a process that has not sent a message yet.
     pub fn announce(&mut self, successor: bool) -> Proc {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        // As the library does: what the child sends first has its credentials, too.
+        // As in the library: so the child's first message shows its credentials, too.
         rustix::net::sockopt::set_socket_passcred(&theirs, true).unwrap();
         let child = Proc::on(ours);
         self.tell(
@@ -365,12 +366,12 @@ pub fn rung(end: &OwnedFd) -> bool {
     readable_within(end.as_fd(), Duration::ZERO)
 }
 
-/// A channel as a side maps it.
+/// A channel, mapped as one side maps it.
 pub struct ChannelView {
     pub id: u32,
     pub map: Mapping,
     pub fd: OwnedFd,
-    /// The first of the client's ports.
+    /// The first port that was leased to the client.
     pub port: u16,
 }
 
@@ -411,7 +412,7 @@ impl ChannelView {
         self.slot(slot).state.store(state, Ordering::Release);
     }
 
-    /// What a client does to connect.
+    /// Puts a slot into a queue, as a client does that connects.
     pub fn syn(&self, q: usize, slot: usize) {
         self.set_state(slot, slot_state::SYN);
         let queue = self.queue(q);
@@ -420,7 +421,7 @@ impl ChannelView {
         queue.tail.store(tail + 1, Ordering::Release);
     }
 
-    /// A waiter of `side` that sleeps on a waker.
+    /// Makes a waiter of `side` sleep on a waker.
     pub fn sleep(&self, side: usize, w: usize, key: u64) -> &Waiter {
         let waiter = self.waiter(side, w);
         waiter.waker.store(key, Ordering::Relaxed);

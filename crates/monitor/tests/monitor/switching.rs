@@ -2,6 +2,7 @@
 
 use super::support::*;
 use fsocket_abi::channel::{record, ring_off, slot_state, status, CLIENT, POS_START, RING_CAP, SERVER, SLOTS};
+use fsocket_abi::path_switch::PeerStatus;
 use fsocket_monitor::memory::Mapping;
 use fsocket_proto::raw::Packet;
 use fsocket_proto::values::Switching;
@@ -68,7 +69,7 @@ fn both_ends_have_the_names_of_the_connection() {
         c.request(of(msg, request::Switch::KIND, CLIENT, Switching::Make as u64), None).0.result,
         code(Errno::ALREADY)
     );
-    // Nobody gets the other's.
+    // No side gets the other side's end.
     assert_eq!(s.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));
     let client = c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).1.unwrap();
     let (mut server, mut client) = (TcpStream::from(server.unwrap()), TcpStream::from(client));
@@ -93,7 +94,7 @@ fn both_ends_have_the_names_of_the_connection() {
     let mut b = [0; 5];
     server.read_exact(&mut b).unwrap();
     assert_eq!(&b, b"there");
-    // Once a side says so its end is closed here: the last copy is the caller's.
+    // Once a side releases its end, the monitor closes it, and the caller has the last copy.
     for (p, side) in [(&s, SERVER), (&c, CLIENT)] {
         p.tell(of(msg, request::Release::KIND, side, 0), None);
     }
@@ -104,6 +105,52 @@ fn both_ends_have_the_names_of_the_connection() {
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).unwrap();
     assert_eq!(rest, b"back");
+}
+
+/// A sender dies while the other side moves, in any place: what it has sent arrives, and then its end.
+#[test]
+fn what_the_dead_have_sent_arrives() {
+    for mover_is_done in [false, true] {
+        let d = Daemon::start();
+        let (mut s, c, _l, ch) = acquaint(d.process_with_arena(), d.process_with_arena());
+        let msg = in_use(&ch);
+        send_in_ring(&ch, CLIENT, b"not read yet");
+        let sock = c.open_sock(0, ch.id, 3, CLIENT, &[c.nonce]);
+        sock.rx.set_pos(POS_START);
+        sock.rx.set_base(POS_START);
+        let end = s.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None).1.unwrap();
+        let mut server = TcpStream::from(end);
+        if mover_is_done {
+            ch.slot(3).dir[SERVER].prod.status.store(PeerStatus::MOVED.bits(), Ordering::Release);
+        }
+        drop(c);
+        wait_until("it is closed", || ch.status(3, CLIENT) & status::CLOSED != 0);
+        assert_eq!(ch.status(3, CLIENT) & status::RST, 0);
+        if !mover_is_done {
+            let acts = Packet {
+                arg1: msg.arg1 | u64::from(switch::act::POUR) << 32,
+                ..of(msg, request::Switch::KIND, SERVER, Switching::Act as u64)
+            };
+            assert_eq!(s.request(acts, None).0.result, 0);
+            s.request(of(msg, request::Release::KIND, CLIENT, 0), None);
+        }
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).unwrap();
+        assert_eq!(all, b"not read yet", "{mover_is_done}");
+    }
+}
+
+/// Both are gone: nobody would come for the sockets, for which the channel would stay.
+#[test]
+fn a_mover_that_dies_leaves_no_sockets() {
+    let d = Daemon::start();
+    let (mut s, mut c, _l, ch) = acquaint(d.process_with_arena(), d.process_with_arena());
+    let msg = in_use(&ch);
+    s.open_sock(0, ch.id, 3, SERVER, &[s.nonce]);
+    assert_eq!(s.request(of(msg, request::Switch::KIND, SERVER, Switching::Make as u64), None).0.result, 0);
+    drop(s);
+    wait_until("it is closed", || ch.status(3, SERVER) & status::CLOSED != 0);
+    assert_eq!(c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));
 }
 
 #[test]
@@ -194,7 +241,7 @@ fn what_waits_goes_into_the_kernels_queue() {
     let mut all = Vec::new();
     accepted.read_to_end(&mut all).unwrap();
     assert_eq!(all, b"hello");
-    assert_eq!(ch.status(3, SERVER), status::MIGRATING | status::MIGRATED | status::CLOSED);
+    assert_eq!(ch.status(3, SERVER), PeerStatus::MOVED.bits() | status::CLOSED);
     assert_eq!((ch.queue(2).head.load(Ordering::Relaxed), ch.listener_closed()), (1, true));
     // (Nothing is left for the client to come for.)
     assert_eq!(c.request(of(msg, request::Claim::KIND, CLIENT, 0), None).0.result, code(Errno::NOENT));

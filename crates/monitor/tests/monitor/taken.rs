@@ -1,4 +1,4 @@
-//! A descriptor of one client is taken by another one.
+//! Tests of taking a descriptor of another client.
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 
-/// All processes here are this one.
+/// A pidfd of this process, which plays all clients.
 fn this() -> OwnedFd {
     pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
 }
@@ -34,7 +34,7 @@ fn the_holder_is_told_and_the_taker_hears_of_it() {
     assert_eq!(name(&mut taker, Some(&init)).result, Errno::NOENT.raw_os_error(), "it is none of ours");
     let named = name(&mut taker, Some(&this()));
     assert_eq!(named.result, 0);
-    // Nobody is told of what the taker has not got.
+    // The holder is not told of a socket that the taker does not have.
     let (socket, _) = listener();
     assert_eq!(show(&mut taker, named.id + 1, &socket), Errno::NOENT.raw_os_error());
     let no_socket = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -48,24 +48,25 @@ fn the_holder_is_told_and_the_taker_hears_of_it() {
     holder.tell(Packet { id: told.id, ..Packet::new(request::Transferred::KIND) }, None);
     let (heard, _) = taker.wait_unasked();
     assert_eq!((heard.kind, heard.id), (request::Transferred::KIND, named.id));
-    // Once.
+    // A second answer has no effect.
     holder.tell(Packet { id: told.id, ..Packet::new(request::Transferred::KIND) }, None);
     holder.sync();
     taker.sync();
     assert!(taker.unasked.is_empty(), "{:?}", taker.unasked);
     assert_eq!(show(&mut taker, named.id, &socket), Errno::NOENT.raw_os_error());
-    // A holder that has gone answers nothing.
+    // A holder that has ended cannot answer.
     drop(holder);
     wait_until("it is gone", || name(&mut taker, Some(&this())).result == Errno::NOENT.raw_os_error());
 }
 
-/// An answer that nobody waits for, from this process or from one that was not asked, is passed on to nobody.
+/// An answer has no effect if no process waits for it, or if it comes from a process that was not
+/// asked.
 #[test]
 fn nobody_hears_of_an_answer_to_another_one() {
     let d = Daemon::start();
     let (mut taker, mut holder) = (d.process(), d.process());
     let named = name(&mut taker, Some(&this()));
-    // It comes later, so it is none of those that are meant.
+    // This process connects after the taker has named the holder, so it cannot be the holder.
     let mut stranger = d.process();
     let (socket, _) = listener();
     let flood = |p: &mut Proc| {
@@ -78,7 +79,7 @@ fn nobody_hears_of_an_answer_to_another_one() {
         p.sync();
     };
     flood(&mut stranger);
-    // Nor an answer before the question.
+    // An answer that comes before the question has no effect either.
     flood(&mut holder);
     assert_eq!(show(&mut taker, named.id, &socket), 0);
     flood(&mut stranger);

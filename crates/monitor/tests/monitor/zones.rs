@@ -1,4 +1,4 @@
-//! Groups of listen sockets, and what may not be had.
+//! Tests of listener groups, and of requests that must be refused.
 
 use crate::support::*;
 use fsocket_proto::raw::Packet;
@@ -17,12 +17,12 @@ fn may_load() -> bool {
     }
 }
 
-/// A local listen socket beside `global`.
+/// Makes a local listen socket beside `global`.
 fn local_of(global: BorrowedFd<'_>) -> OwnedFd {
     let fd = global.as_raw_fd();
     reuse_port(fd, true).unwrap();
     let shape = Shape::of(fd).unwrap();
-    // SAFETY: just made.
+    // SAFETY: `like` has just made the descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(like(fd, &shape).unwrap()) }
 }
 
@@ -49,14 +49,14 @@ fn a_worker_that_ends_is_forgotten_and_the_others_are_told() {
     };
     assert_eq!(join(&mut a, 0, &locals[0]).arg0, 1);
     assert_eq!(join(&mut b, 1, &locals[1]).arg0, 2);
-    // The first worker was news for everybody, too.
+    // Workers are told to look when the first worker joins, too.
     drop(a);
     let mut looks = 0;
     for _ in 0..16 {
         let (told, _) = b.wait_unasked();
         looks += u32::from(told.kind == notice::Look::KIND && told.id == group);
         if looks == 4 {
-            // Its place is free again.
+            // The place of the ended worker is free again.
             let third = local_of(global.as_fd());
             assert_eq!(join(&mut b, 0, &third).arg0, 1);
             return;
@@ -94,7 +94,7 @@ fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
     assert_eq!((answer.result, answer.arg0), (0, 1));
     rustix::net::accept(socket.expect("a socket")).unwrap();
     assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "taken");
-    // And one that shuts the global one down.
+    // A process that has not shown the global socket may not shut down the group.
     assert_eq!(other.request(msg(request::Shut::KIND), None).0.result, errno(Errno::NOENT));
     assert!(rustix::net::sockopt::socket_acceptconn(&local).unwrap());
     assert_eq!(guest.request(msg(request::Shut::KIND), None).0.result, 0);
@@ -121,14 +121,14 @@ fn somebody_elses_group_and_other_sockets_are_refused() {
     let (elsewhere, _) = listener();
     assert_eq!(join(&mut owner, group, Some(elsewhere.as_fd())), errno(Errno::NOENT), "another address");
     assert_eq!(join(&mut owner, group, Some(local.as_fd())), 0);
-    // What was never there can be left, by anybody.
+    // Leaving a group without having joined it has no effect.
     other.tell(Packet { id: group, arg0: 1, ..Packet::new(request::Left::KIND) }, None);
     owner.tell(Packet { id: 99, arg0: u64::MAX, ..Packet::new(request::Left::KIND) }, None);
     other.sync();
     owner.sync();
 }
 
-/// A listening socket that shares `at`, as a program makes it.
+/// A listening socket that shares the address `at`, as a program would make it.
 fn shared(at: std::net::SocketAddr) -> OwnedFd {
     let s = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseport(&s, true).unwrap();
@@ -156,7 +156,7 @@ fn strangers_on_a_shared_address() {
     let (again, program) = announce(&mut p, &ours[1]);
     assert_eq!((again.id, program.is_some()), (answer.id, false));
     drop(stranger);
-    // It has gone, and the monitor says so.
+    // The stranger's socket has gone, and the monitor tells the workers to look.
     let (told, _) = p.wait_unasked();
     assert_eq!((told.kind, told.id), (notice::Look::KIND, answer.id));
     let (answer, program) = announce(&mut p, &ours[0]);
@@ -166,13 +166,14 @@ fn strangers_on_a_shared_address() {
     };
     let (first, second) = (join(&mut p, 0, &ours[0]), join(&mut p, 1, &ours[1]));
     assert_eq!((first.result, first.arg0, second.arg0), (0, 1, 2));
-    // Another process of the same program takes a socket over: the same place.
+    // Another process of the same program announces a socket of the group. It gets the same place.
     let mut q = d.process_with_arena();
     announce(&mut q, &ours[1]);
     assert_eq!(join(&mut q, 1, &ours[1]).arg0, 2);
 }
 
-/// A program's workers start at once, and the second one's socket listens before it is shown.
+/// The workers of a program start at the same time. The socket of the second one listens before it
+/// is announced.
 #[test]
 fn a_sibling_is_a_stranger_until_it_is_shown() {
     if !may_load() {
@@ -189,7 +190,8 @@ fn a_sibling_is_a_stranger_until_it_is_shown() {
     let (answer, program) = announce(&mut a, &first);
     let group = answer.id;
     assert_eq!((answer.result, program.is_some()), (0, false), "nobody knows the second one");
-    // Its worker may go to sleep where nobody can tell it anything: it has its place now.
+    // The first worker may now go to sleep where no message reaches it, so it gets its place at
+    // once.
     let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
         let (m, _) = p.request(Packet { id: group, arg0: cpu, ..Packet::new(request::Local::KIND) }, Some(fd.as_fd()));
         (m.result, m.arg0, m.arg1)
@@ -200,8 +202,8 @@ fn a_sibling_is_a_stranger_until_it_is_shown() {
     }
     let (answer, program) = announce(&mut b, &second);
     assert_eq!((answer.result, answer.id, program.is_some()), (0, group, true), "there is no stranger");
-    // A worker that has no place, and was told of a stranger, is told that there is none, although nobody
-    // has joined and no connection has come.
+    // A worker that was told of a stranger must be told that there is none any more, although no
+    // process has joined and no connection has come.
     let (told, _) = a.wait_unasked();
     assert_eq!((told.kind, told.id), (notice::Look::KIND, group));
     assert_eq!(join(&mut b, 1, &second), (0, 2, 1));
@@ -218,7 +220,7 @@ fn only_a_listening_socket_is_copied() {
     }
     let (global, _) = listener();
     assert_ne!(p.request(Packet { arg0: 2, ..Packet::new(request::Clone::KIND) }, Some(global.as_fd())).0.result, 0);
-    // And a copy is one: it listens on the same address.
+    // A copied socket listens at the same address.
     reuse_port(global.as_raw_fd(), true).unwrap();
     let (answer, copy) = p.request(Packet::new(request::Clone::KIND), Some(global.as_fd()));
     assert_eq!(answer.result, 0);

@@ -7,21 +7,14 @@ use crate::{ctl, pool, socks, stats, upgrade};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// From a listener whose connections nobody took from our queues in time ([`Listener::is_untaken`]): they are before all
-/// others. None: there are no more.
-///
-/// # Safety
-/// As [`super::accept`].
+/// Accepts from the kernel first, for a listener whose SYN queues were not emptied in time
+/// ([`Listener::is_untaken`]): its waiting connections were moved to the kernel's queue, so they
+/// are the oldest. None: there are no more.
 #[cold]
-pub(super) unsafe fn first(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Option<Result<i32>> {
+pub(super) fn first(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Option<Result<i32>> {
     let zone = || zone::of(d);
-    let own = zone().and_then(|z| z.take_own(fd, Peer { addr: peer.addr, len: peer.len, flags: peer.flags }));
-    let taken = match own {
-        None if is_ready(fd) => {
-            // SAFETY: the addresses in `Peer` are null or the program's, as accept4(2) wants them; only copies and
-            // the kernel reach them.
-            Some(unsafe { from_kernel(fd, peer.addr, peer.len, peer.flags) })
-        }
+    let taken = match zone().and_then(|z| z.take_own(fd, peer)) {
+        None => Some(try_accept(fd, d, l, peer)).filter(|r| *r != Err(Errno::EAGAIN)),
         own => own,
     };
     if !is_ready(fd) && !zone().and_then(|z| z.own_fd()).is_some_and(is_ready) {
@@ -30,12 +23,8 @@ pub(super) unsafe fn first(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Optio
     taken
 }
 
-/// # Safety
-/// As [`super::accept`].
-pub(super) unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
-    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
-    // them.
-    let r = unsafe { accept_kernel(fd, addr, len, flags) };
+pub(super) fn from_kernel(fd: i32, peer: Peer) -> Result<i32> {
+    let r = accept_kernel(fd, peer);
     if r.is_ok() {
         if let Some(z) = table::lookup(fd).and_then(zone::of) {
             z.returned();
@@ -44,16 +33,13 @@ pub(super) unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u
     r
 }
 
-/// # Safety
-/// As [`super::accept`].
-unsafe fn accept_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+fn accept_kernel(fd: i32, peer: Peer) -> Result<i32> {
     let mut own = zone::accept::PeerAddress::new();
-    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
-    // them.
-    let (addr, len) = unsafe { own.or(addr, len) };
-    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
-    // them.
-    let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
+    // SAFETY: both are used in this function only.
+    let (addr, len) = unsafe { own.or(peer.addr, peer.len) };
+    // SAFETY: a buffer of this function, or one of the program as accept4(2) wants it, which only
+    // the kernel writes.
+    let r = unsafe { sys::accept4(fd, addr as *mut u8, len, peer.flags) };
     if let Ok(n) = r {
         count();
         pool::kernel_allocated(n);
@@ -74,17 +60,28 @@ pub(super) fn is_ready(fd: i32) -> bool {
     matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
 }
 
-/// Accept from the kernel without blocking although the socket would.
-///
-/// # Safety
-/// As [`super::accept`].
-pub(super) unsafe fn try_accept(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+/// Accepts a connection from the kernel without blocking, even if the socket is blocking. EAGAIN:
+/// no connection waits, or another thread takes it.
+pub(super) fn try_accept(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Result<i32> {
     if !is_ready(fd) {
         return Err(Errno::EAGAIN);
     }
-    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
-    // them.
-    // (A rival that takes the connection in between makes this wait in the kernel for the next one, as any
-    // blocking accept may.)
-    unsafe { from_kernel(fd, addr, len, flags) }
+    let take = || from_kernel(fd, peer);
+    match zone::of(d).filter(|z| z.is_shared_by_fork()) {
+        _ if zone::listener::is_nonblocking(fd) => take(),
+        Some(z) => z.take_if_sure(fd, take),
+        // Other threads of this process must not take the connection between look and `accept`.
+        None => match l.turn.lock() {
+            Ok(_turn) if !is_ready(fd) => Err(Errno::EAGAIN),
+            _ => take(),
+        },
+    }
+}
+
+/// As the kernel's `accept`, which may block.
+pub(super) fn block(fd: i32, d: &Desc, peer: Peer) -> Option<Result<i32>> {
+    match zone::of(d) {
+        Some(z) => z.block(|| from_kernel(fd, peer)),
+        None => Some(from_kernel(fd, peer)),
+    }
 }

@@ -1,4 +1,4 @@
-//! The parts of a connection, before it is accepted.
+//! The parts of a connection, which are allocated before it is accepted.
 
 use crate::table::{self, Desc, Kind};
 use crate::{chan, pool, socks};
@@ -19,8 +19,8 @@ impl Parts {
             true => placeholder(),
             false => Err(e),
         })?;
-        // A number that the kernel gives out again although we think it open
-        // was closed below us.
+        // If the kernel returns a number that the table has as open, the program closed it
+        // without the hooks.
         crate::close::overwritten(fd);
         match (table::alloc(Kind::Fresh), socks::alloc_sock()) {
             (Some(desc), Some(sock)) => {

@@ -1,11 +1,12 @@
-//! What `getsockopt` says of a connection where an unconnected socket, the
-//! placeholder, would say something else.
+//! Answers of `getsockopt` in which a connection differs from an unconnected socket such as the
+//! placeholder.
 
 use crate::options::IPV6_ADDRFORM;
 use crate::table::Desc;
 use crate::{name, ready};
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::path_switch::PathState;
 use fsocket_proto::agent::Place;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
@@ -13,34 +14,34 @@ const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 const I4: i32 = libc::IPPROTO_IP;
 const I6: i32 = libc::IPPROTO_IPV6;
-// Numbers that the libc crate lacks; include/uapi/linux/in.h, in6.h.
+// Option numbers that the libc crate lacks; include/uapi/linux/in.h, in6.h.
 const IP_PROTOCOL: i32 = 52;
 const IPV6_PATHMTU: i32 = 61;
 
-/// TCP's maximum segment where none was chosen: on a connection over the loopback
-/// device half of its window, and TCP_MSS_DEFAULT on a socket without one.
+/// TCP's maximum segment size if the program has not chosen one: half of the window on a loopback
+/// connection, TCP_MSS_DEFAULT on an unconnected socket.
 const MSS: i32 = 32768;
 const MSS_NONE: i32 = 536;
-/// Bytes of a segment that timestamps take.
+/// Bytes of each segment that TCP's timestamps take.
 const STAMPS: i32 = 12;
 
-/// An answer: a number, or bytes.
+/// The answer of `getsockopt`.
 pub enum Answer {
     Int(i32),
     Bytes([u8; 32], usize),
 }
 use Answer::*;
 
-/// For the agent of this host ([`fsocket_proto::agent`]).
+/// The answer to the agent of this host ([`fsocket_proto::agent`]).
 pub fn place(d: &Desc) -> [u8; Place::SIZE] {
     let (_, tx, h) = d.tx();
-    let draining = matches!(crate::stage::of(d), crate::stage::Path::Draining(_));
-    let closed = crate::stage::peer_status(d) & status::CLOSED != 0;
+    let draining = matches!(d.path_state(), PathState::Draining(_));
+    let closed = d.peer_status().has(status::CLOSED);
     Place { draining: draining.into(), closed: closed.into(), unread: fsocket_ring::unread(tx, h) }.bytes()
 }
 
-/// None: as the placeholder says. `fd`: its number; `room`: bytes that the caller
-/// has.
+/// The answer for a connection. None: the placeholder's answer is right. `fd`: the placeholder;
+/// `room`: size of the program's buffer.
 pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<Answer>> {
     let s = d.sock();
     let family = s.family();
@@ -53,10 +54,11 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
     };
     let below = |default: i32, here: i32| Some(from_below().map(|v| Int(if v == default { here } else { v })));
     match (level, name) {
-        // (Also where `getpeername` says that there is none any more.)
+        // (This still works when `getpeername` fails already.)
         (S, libc::SO_PEERNAME) => Some(peer_name(d, room)),
         (S, libc::SO_INCOMING_CPU) => {
-            // The other side's: on the loopback device the sender's CPU delivers.
+            // The other side's CPU, because on the loopback device the sender's CPU delivers the
+            // packets.
             let c = Some(ready::peer_cpu(d)).filter(|c| *c != 0).unwrap_or_else(cpu::current);
             below(-1, c as i32 - 1)
         }
@@ -68,7 +70,7 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
             ESTABLISHED => Ok(Int(family.into())),
             _ => Err(Errno::ENOTCONN),
         }),
-        // What a connection request came in with.
+        // The values that the connection request had.
         (I4, libc::IP_MULTICAST_TTL) if accepted && !v6 => below(1, 64),
         (I6, libc::IPV6_MULTICAST_HOPS) if accepted && v6 => below(1, 64),
         (I6, libc::IPV6_MULTICAST_IF) if accepted && v6 => below(0, loopback(fd).unwrap_or(0)),
@@ -81,7 +83,8 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
     }
 }
 
-/// The kernel copies as much as was asked for, and refuses to give more than there is.
+/// As in the kernel: copies as many bytes as the program asks for, and fails if it asks for more
+/// than there are.
 fn peer_name(d: &Desc, room: u32) -> Result<Answer> {
     let (ip, port) = d.sock().peer();
     let mut b = [0u8; 32];
@@ -93,7 +96,7 @@ fn peer_name(d: &Desc, room: u32) -> Result<Answer> {
     Ok(Bytes(b, len))
 }
 
-/// `struct ip6_mtuinfo`: an address, left empty, and the number.
+/// `struct ip6_mtuinfo`: an empty address, and the MTU.
 fn path_mtu(mtu: i32, room: u32) -> Result<Answer> {
     let mut b = [0u8; 32];
     if (room as usize) < b.len() {
@@ -113,7 +116,7 @@ struct Request {
 
 fn ask(fd: i32, request: usize) -> Option<i32> {
     let mut r = Request { name: *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0", value: 0, more: [0; 20] };
-    // SAFETY: an ifreq, 40 bytes.
+    // SAFETY: the request reads and writes an ifreq of 40 bytes, which `r` is.
     unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request, &raw mut r as usize, 0, 0, 0]) }.ok()?;
     Some(r.value)
 }

@@ -1,9 +1,9 @@
-//! Options of listeners as they were: a connection has those of the moment at which it
-//! came, also if it is accepted later.
+//! Earlier options of listeners. A connection gets the options that its listener had when the
+//! connection came, even if it is accepted later.
 //!
-//! Before a listener's options change, the monitor marks what waits in its queues, and
-//! what they are is kept here under that mark. Another process of the fork group that is forked later has it,
-//! too; one that lives already takes the listener's options as they are.
+//! Before a listener's options change, the monitor puts a mark on the connections in its queues,
+//! and this module stores the old options under that mark. A child that is forked later has them,
+//! too. An existing process of the fork group uses the listener's current options instead.
 
 use crate::lock::{Guard, Lock};
 use crate::options::COUNT;
@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_proto::request;
 use fsocket_sys as sys;
 
-/// Changes that are remembered: each while something waits.
+/// Number of stored changes. A change is stored only if connections wait.
 const CHANGES: usize = 32;
 
 #[derive(Clone, Copy)]
@@ -24,14 +24,15 @@ pub struct Options {
 }
 
 struct Kept {
-    /// By mark; 0: free.
+    /// The old options by mark; mark 0: free.
     change: [(u32, Options); CHANGES],
     next: usize,
 }
 
 const NONE: (u32, Options) = (0, Options { opt: [0; COUNT], rcvtimeo: 0, sndtimeo: 0 });
 static KEPT: Lock<Kept> = Lock::new(Kept { change: [NONE; CHANGES], next: 0 });
-/// Was it ever locked? (Each fork asks: else it would map another page.)
+/// Was the lock ever taken? (Each fork asks this; reading the lock itself would map another
+/// page.)
 #[link_section = ".data.fsocket_start"]
 static USED: AtomicBool = AtomicBool::new(false);
 
@@ -40,7 +41,7 @@ fn kept() -> Option<Guard<'static, Kept>> {
     KEPT.lock().ok()
 }
 
-/// An option of a listener is about to be set.
+/// Called before an option of a listener is set.
 pub fn changes(fd: i32, d: &Desc) {
     let Some(l) = listen::of(d) else { return };
     let mark = sys::getrandom_u64() as u32 | 1;
@@ -48,7 +49,7 @@ pub fn changes(fd: i32, d: &Desc) {
     if !ctl::request(ask, None).is_ok_and(|(answer, _)| answer.marked > 0) {
         return;
     }
-    // Processes of the fork group may have set some.
+    // (Other processes of the fork group may have set options.)
     zone::follow_options(fd, d);
     let Some(mut k) = kept() else { return };
     let i = k.next % CHANGES;
@@ -56,18 +57,18 @@ pub fn changes(fd: i32, d: &Desc) {
     k.change[i] = (mark, of(d));
 }
 
-/// Those that a listener has now.
+/// The present options of a listener.
 pub fn of(d: &Desc) -> Options {
     Options { opt: d.options().values(), rcvtimeo: d.options().receive_timeout(), sndtimeo: d.options().send_timeout() }
 }
 
-/// Those for a connection with this mark, of a listener of this process.
+/// The options for a connection that has this mark, of the listener `d`.
 pub fn at(mark: u32, d: &Desc) -> Options {
     let kept = || kept()?.change.iter().find(|(m, _)| *m == mark).map(|(_, o)| *o);
     (mark != 0).then(kept).flatten().unwrap_or_else(|| of(d))
 }
 
-/// In a forked child.
+/// In a forked child: resets the lock.
 pub fn become_child() {
     if USED.load(Ordering::Relaxed) {
         KEPT.reset_after_fork();

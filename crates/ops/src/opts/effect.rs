@@ -1,47 +1,52 @@
-//! Each socket option of kernel 6.18, and its effect on a connection over shared memory. [`super::set`] and
-//! [`super::get`] do what this table says; an option that is not here moves the connection to the kernel, so that none
-//! is stored, answered and without effect.
+//! Each socket option of Linux 6.18, and its effect on a connection over shared memory.
+//! [`super::set`] and [`super::get`] follow this table. An option that is not in the table moves
+//! the connection to the kernel, so no option is stored and returned without having its effect.
 
 /// The effect of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The library does what the option says.
+    /// The library implements the option.
     Acts,
-    /// It changes nothing that a program can see over shared memory, or the kernel decides it before there is a
-    /// connection (`bind`, `listen`). The placeholder checks and keeps it, and a kernel connection gets it.
+    /// The option changes nothing that a program can see over shared memory, or the kernel uses
+    /// it before there is a connection (`bind`, `listen`). The placeholder checks and keeps it,
+    /// and a kernel connection gets it.
     Inert,
-    /// It says something about the socket, and is never set; the kernel's answer is right.
+    /// The option can only be read; the placeholder has the right answer.
     Says,
-    /// As [`Effect::Says`], but the answer depends on the kernel connection: asking moves the connection there.
+    /// As [`Effect::Says`], but the answer depends on the kernel connection: reading the option
+    /// moves the connection there.
     SaysBelow,
-    /// The administrator's rules may depend on it: see `docs/policy.md`. Otherwise as [`Effect::Inert`].
+    /// The administrator's rules may depend on the option (`docs/policy.md`). Otherwise as
+    /// [`Effect::Inert`].
     Policy,
-    /// Only a kernel connection has the option, if the value is one of these.
+    /// Only a kernel connection can have the effect. Such values of the option move the
+    /// connection to the kernel.
     Moves(If),
-    /// Another kernel's.
+    /// Options that this table does not know.
     Unknown,
 }
 
-/// Values that move a connection.
+/// The values of an option that move a connection to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum If {
     Always,
     NotZero,
     Positive,
     NotNegative,
-    /// A rate: anything but "unlimited", which is all ones.
+    /// The option is a rate: any value except "unlimited", which is all ones.
     Limited,
-    /// Positive, of a listener. (One that is set before `listen` is looked at there.)
+    /// A positive value, on a listener. (`listen` checks a value that was set before.)
     Listening,
-    /// Before `connect` it decides the connection's address; afterwards nothing.
+    /// Any value before `connect`, because the option decides the connection's address; no value
+    /// afterwards.
     Unconnected,
-    /// A connection of IPv4 through a socket of IPv6 is to become one of IPv4.
+    /// The value turns an IPv4 connection through an IPv6 socket into an IPv4 socket.
     ToIpv4,
 }
 
 use Effect::*;
 
-/// The effect of option `name` of `level`. Numbers are those of include/uapi: asm-generic/socket.h, linux/in.h,
+/// The effect of option `name` of `level`. The numbers are from include/uapi: asm-generic/socket.h, linux/in.h,
 /// linux/in6.h, linux/tcp.h.
 pub fn of(level: i32, name: i32) -> Effect {
     match level {
@@ -56,37 +61,40 @@ pub fn of(level: i32, name: i32) -> Effect {
 fn socket(name: i32) -> Effect {
     match name {
         // REUSEADDR, ERROR, SNDBUF, RCVBUF, KEEPALIVE, LINGER, REUSEPORT, RCVLOWAT, RCVTIMEO, SNDTIMEO (twice),
-        // SNDBUFFORCE, RCVBUFFORCE; OOBINLINE, as urgent data are sent in the kernel; ZEROCOPY, as MSG_ZEROCOPY is.
+        // SNDBUFFORCE, RCVBUFFORCE; OOBINLINE, because urgent data go over the kernel; ZEROCOPY, as for
+        // MSG_ZEROCOPY.
         2 | 4 | 7 | 8 | 9 | 13 | 15 | 18 | 20 | 21 | 32 | 33 | 66 | 67 | 10 | 60 => Acts,
         // PRIORITY, BINDTODEVICE, MARK, BINDTOIFINDEX
         12 | 25 | 36 | 62 => Policy,
         // TYPE, PEERNAME, ACCEPTCONN, PROTOCOL, DOMAIN, BPF_EXTENSIONS, MEMINFO, INCOMING_NAPI_ID, COOKIE, NETNS_COOKIE
         3 | 28 | 30 | 38 | 39 | 48 | 55 | 56 | 57 | 71 => Says,
-        // PEERSEC: the label of a security module on the peer's packets.
+        // PEERSEC: the label that a security module gives to the peer's packets.
         31 => SaysBelow,
         // TIMESTAMP, TIMESTAMPNS, TIMESTAMPING (twice)
         29 | 35 | 37 | 63..=65 => Moves(If::NotZero),
         // PEEK_OFF
         42 => Moves(If::NotNegative),
-        // ATTACH_FILTER, ATTACH_BPF, TXTIME; ATTACH_REUSEPORT_CBPF and EBPF: the program chooses the listener.
+        // ATTACH_FILTER, ATTACH_BPF, TXTIME. ATTACH_REUSEPORT_CBPF and _EBPF: the program itself
+        // selects among its listeners.
         26 | 50 | 61 | 51 | 52 => Moves(If::Always),
         // MAX_PACING_RATE
         47 => Moves(If::Limited),
-        // DETACH_FILTER, LOCK_FILTER, DETACH_REUSEPORT_BPF: for filters, which only kernel sockets have.
+        // DETACH_FILTER, LOCK_FILTER, DETACH_REUSEPORT_BPF: they concern filters, which only
+        // kernel sockets have.
         27 | 44 | 68 => Inert,
-        // How packets travel, of which there are none: DEBUG, DONTROUTE, BROADCAST, NO_CHECK, BSDCOMPAT, WIFI_STATUS,
-        // NOFCS, CNX_ADVICE, TXREHASH.
+        // How packets travel; shared memory has no packets: DEBUG, DONTROUTE, BROADCAST, NO_CHECK, BSDCOMPAT,
+        // WIFI_STATUS, NOFCS, CNX_ADVICE, TXREHASH.
         1 | 5 | 6 | 11 | 14 | 41 | 43 | 53 | 74 => Inert,
-        // How the kernel waits for a device: BUSY_POLL, PREFER_BUSY_POLL, BUSY_POLL_BUDGET; INCOMING_CPU, a hint of which
-        // `getsockopt` says where the other side runs.
+        // How the kernel waits for a device: BUSY_POLL, PREFER_BUSY_POLL, BUSY_POLL_BUDGET; INCOMING_CPU, a hint;
+        // `getsockopt` answers with the other side's CPU.
         46 | 69 | 70 | 49 => Inert,
-        // Memory of the kernel's: BUF_LOCK, RESERVE_MEM.
+        // Memory of the kernel: BUF_LOCK, RESERVE_MEM.
         72 | 73 => Inert,
         // For datagrams: RXQ_OVFL, RCVMARK, RCVPRIORITY. SELECT_ERR_QUEUE: only kernel connections fill that queue.
         40 | 75 | 82 | 45 => Inert,
         // For Unix sockets: PASSCRED, PEERCRED, PASSSEC, PEERGROUPS, PASSPIDFD, PEERPIDFD, PASSRIGHTS, INQ.
         16 | 17 | 34 | 59 | 76 | 77 | 83 | 84 => Inert,
-        // SNDLOWAT and SECURITY_*, which no kernel sets.
+        // SNDLOWAT and SECURITY_*, which no kernel accepts.
         19 | 22..=24 => Inert,
         _ => Unknown,
     }
@@ -102,7 +110,8 @@ fn ip(name: i32) -> Effect {
         4 | 16 | 17 => Moves(If::Always),
         // PKTOPTIONS
         9 => SaysBelow,
-        // MINTTL: what comes from farther away is dropped, and all if it is above what the peer sends with.
+        // MINTTL: drops packets from farther away; and all packets, if it is above the peer's
+        // TTL.
         21 => Moves(If::NotZero),
         // LOCAL_PORT_RANGE
         51 => Moves(If::Unconnected),
@@ -113,10 +122,10 @@ fn ip(name: i32) -> Effect {
         // How packets travel: ROUTER_ALERT, MTU_DISCOVER, RECVERR (no error comes over a network), NODEFRAG, CHECKSUM,
         // RECVERR_RFC4884, UNICAST_IF.
         5 | 10 | 11 | 22 | 23 | 26 | 50 => Inert,
-        // Control messages that a stream does not have: HDRINCL, RECVOPTS, RETOPTS, PKTINFO, RECVTTL, RECVTOS, PASSSEC, RECVORIGDSTADDR,
-        // RECVFRAGSIZE.
+        // Control messages that a stream does not have: HDRINCL, RECVOPTS, RETOPTS, PKTINFO, RECVTTL, RECVTOS, PASSSEC,
+        // RECVORIGDSTADDR, RECVFRAGSIZE.
         3 | 6 | 7 | 8 | 12 | 13 | 18 | 20 | 25 => Inert,
-        // Multicast, which no stream is.
+        // Multicast, which streams do not have.
         32..=49 => Inert,
         _ => Unknown,
     }
@@ -154,29 +163,33 @@ fn ipv6(name: i32) -> Effect {
 
 fn tcp(name: i32) -> Effect {
     match name {
-        // DEFER_ACCEPT: the kernel keeps what has sent nothing; a connection that lasts may go over.
+        // DEFER_ACCEPT: only the kernel can hold back connections that have sent nothing. Such
+        // connections stay in the kernel, because the monitor does not know the listener.
         9 => Moves(If::Listening),
-        // USER_TIMEOUT, NOTSENT_LOWAT, WINDOW_CLAMP; MAXSEG, FASTOPEN, FASTOPEN_CONNECT, FASTOPEN_NO_COOKIE,
-        // QUEUE_SEQ: what the kernel refuses; ZEROCOPY_RECEIVE, INQ.
+        // USER_TIMEOUT, NOTSENT_LOWAT, WINDOW_CLAMP. MAXSEG, FASTOPEN, FASTOPEN_CONNECT,
+        // FASTOPEN_NO_COOKIE, QUEUE_SEQ: the library refuses what the kernel refuses.
+        // ZEROCOPY_RECEIVE, INQ.
         18 | 25 | 10 | 2 | 23 | 30 | 34 | 21 | 35 | 36 => Acts,
-        // INFO, and which connection it is: CC_INFO, SAVED_SYN, IS_MPTCP.
+        // INFO, and options that identify the connection: CC_INFO, SAVED_SYN, IS_MPTCP.
         11 | 26 | 28 | 43 => Says,
-        // MD5SIG, MD5SIG_EXT, the AO ones: keys, with which peers prove who they are. ULP: what bytes mean.
+        // MD5SIG, MD5SIG_EXT, the AO options: keys by which peers prove their identity. ULP: a
+        // protocol above TCP, which changes the meaning of the bytes.
         14 | 32 | 38..=42 | 31 => Moves(If::Always),
         // SAVE_SYN, TX_DELAY
         27 | 37 => Moves(If::NotZero),
         // REPAIR
         19 => Moves(If::Positive),
-        // For a socket in repair, which is a kernel socket; else refused: REPAIR_QUEUE, REPAIR_OPTIONS, TIMESTAMP,
-        // REPAIR_WINDOW.
+        // REPAIR_QUEUE, REPAIR_OPTIONS, TIMESTAMP, REPAIR_WINDOW: only a socket in repair mode
+        // accepts them, which is a kernel socket.
         20 | 22 | 24 | 29 => Inert,
-        // When a segment goes, which may always be at once: NODELAY, CORK, QUICKACK, THIN_LINEAR, THIN_DUPACK,
-        // DELACK_MAX_US.
+        // When a segment is sent; shared memory may always send at once: NODELAY, CORK, QUICKACK,
+        // THIN_LINEAR, THIN_DUPACK, DELACK_MAX_US.
         1 | 3 | 12 | 16 | 17 | 46 => Inert,
-        // Segments that get lost, of which there are none: SYNCNT, LINGER2, CONGESTION, RTO_MAX_MS, RTO_MIN_US. KEEPIDLE,
-        // KEEPINTVL, KEEPCNT: the kernel of a peer that is there answers, whatever its process does.
+        // How to treat lost segments; shared memory loses none: SYNCNT, LINGER2, CONGESTION,
+        // RTO_MAX_MS, RTO_MIN_US. KEEPIDLE, KEEPINTVL, KEEPCNT: the kernel of a living peer
+        // always answers probes, whatever its process does.
         7 | 8 | 13 | 44 | 45 | 4..=6 => Inert,
-        // FASTOPEN_KEY: of the kernel's handshake.
+        // FASTOPEN_KEY: a key for the kernel's handshake.
         33 => Inert,
         _ => Unknown,
     }
@@ -186,12 +199,13 @@ fn tcp(name: i32) -> Effect {
 mod tests {
     use super::*;
 
-    /// Options of the levels that this machine's kernel knows have an effect; one that is new is to be added.
+    /// Every option that this machine's kernel knows has an effect in the table; a new one has to be added.
     #[test]
     fn all_options_of_6_18_are_known() {
         let highest = [(libc::SOL_SOCKET, 77), (libc::IPPROTO_TCP, 46)];
         for (level, highest) in highest {
-            // 54, 58: numbers of control messages. 15 of TCP was cookies.
+            // 54 and 58 are control messages, not options. TCP's 15 was cookies, which no longer
+            // exist.
             let none = |name: &i32| {
                 level == libc::SOL_SOCKET && matches!(name, 54 | 58) || level == libc::IPPROTO_TCP && *name == 15
             };

@@ -1,5 +1,5 @@
-//! Options beyond the common ones: those that the kernel's placeholder keeps, and
-//! those that only a kernel connection can have.
+//! Options beyond the common ones: the placeholder keeps some of them, others move the connection
+//! to the kernel.
 
 use super::effect::{self, Effect, If};
 use crate::table::{self, Desc, Kind};
@@ -11,11 +11,12 @@ fn is_mapped(d: &Desc) -> bool {
     name::is_v4(&d.sock().local().0)
 }
 
-/// Before the option is set on `d`. `v`: its value, if it is a number.
+/// Called before the option is set on `d`. `v`: its value, if it is a number.
 pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
     let moves = match effect::of(level, name) {
         Effect::Moves(when) => holds(d, when, v),
-        // A socket that has a path leaves it. (Before, the device is looked at when the socket gets one.)
+        // A connection or listener over shared memory moves to the kernel. (A socket without a
+        // path stays: the device is checked when the socket gets a path.)
         Effect::Policy => is_device(level, name) && (d.is_conn() || d.kind() == Kind::Listener),
         _ => false,
     };
@@ -28,7 +29,7 @@ fn is_device(level: i32, name: i32) -> bool {
     level == libc::SOL_SOCKET && matches!(name, libc::SO_BINDTODEVICE | libc::SO_BINDTOIFINDEX)
 }
 
-/// Is it a value that moves the connection?
+/// Does this value move the connection?
 fn holds(d: &Desc, when: If, v: i32) -> bool {
     match when {
         If::Always => true,
@@ -38,15 +39,17 @@ fn holds(d: &Desc, when: If, v: i32) -> bool {
         If::Limited => v != -1,
         If::Listening => v > 0 && d.kind() == Kind::Listener,
         If::Unconnected => v != 0 && d.is_unconnected(),
-        // Refused but for a connection of IPv4 through a socket of IPv6.
+        // The kernel refuses other values, and this one except on an IPv4 connection through an
+        // IPv6 socket.
         If::ToIpv4 => v == libc::AF_INET && d.is_conn() && d.family() == libc::AF_INET6 as u32 && is_mapped(d),
     }
 }
 
-/// An option that is not in the table: what the kernel takes is only the kernel's to do.
+/// Sets an option that is not in the table. If the kernel accepts the option,
+/// only the kernel can implement it.
 ///
 /// # Safety
-/// `val` is the program's for `len` bytes.
+/// `val` points to `len` bytes, as the program passed it.
 pub unsafe fn set_unknown(
     fd: i32,
     d: &'static Desc,
@@ -64,7 +67,7 @@ pub unsafe fn set_unknown(
     let conn = d.is_conn();
     leave(d);
     if conn {
-        return set(); // another socket has the number now
+        return set(); // the descriptor refers to another socket now
     }
     Ok(())
 }
@@ -75,10 +78,11 @@ pub fn answers_below(level: i32, name: i32) -> bool {
         && matches!(effect::of(level, name), Effect::SaysBelow | Effect::Unknown)
 }
 
-/// Such an option of a connection. Where the placeholder has an answer, the connection moves, and has another one.
+/// Reads such an option of a connection. If the placeholder has an answer, the connection moves
+/// to the kernel, where the answer may be another one.
 ///
 /// # Safety
-/// `out` and `len` are the program's, or nothing is there.
+/// `out` and `len` come from the program; they may be bad.
 pub unsafe fn get_below(
     fd: i32,
     d: &'static Desc,
@@ -95,7 +99,7 @@ pub unsafe fn get_below(
     }
     // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     if unsafe { user::get(len) } == Ok(0) {
-        return Outcome::Done(Ok(())); // nothing, which is right
+        return Outcome::Done(Ok(())); // an empty answer is right
     }
     leave(d);
     // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
@@ -105,8 +109,8 @@ pub unsafe fn get_below(
     }
 }
 
-/// Before a send with `flags`: with MSG_FASTOPEN it connects the socket, or fails as `connect` does. A socket without a path
-/// is then the kernel's.
+/// Called before a send with `flags`. MSG_FASTOPEN connects the socket, or fails as `connect`
+/// does, so a socket without a path stays with the kernel.
 pub fn sends(fd: i32, flags: i32) {
     if flags & libc::MSG_FASTOPEN != 0 {
         if let Some(d) = table::lookup(fd).filter(|d| d.is_unconnected()) {
@@ -116,7 +120,8 @@ pub fn sends(fd: i32, flags: i32) {
     }
 }
 
-/// The program wants of this socket what only the kernel's can do.
+/// Moves the socket to the kernel, because the program wants something that only a kernel socket
+/// can do.
 pub fn leave(d: &'static Desc) {
     match d.kind() {
         Kind::Shm => {

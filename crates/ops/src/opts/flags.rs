@@ -1,13 +1,11 @@
-//! `fcntl` and `ioctl`.
+//! `fcntl` and `ioctl` of the library's descriptors.
 
 use super::extra;
 use crate::options::INQ;
-use crate::stage;
 use crate::table::{Desc, Kind};
 use crate::{user, Cause, Outcome};
-use core::sync::atomic::Ordering;
-use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
+use fsocket_abi::path_switch::PathState;
 use fsocket_sys::{self as sys, Result};
 
 const F_SETSIG: i32 = 10;
@@ -15,16 +13,17 @@ const F_SETOWN_EX: i32 = 15;
 /// Flags that F_SETFL changes beside O_NONBLOCK and O_ASYNC.
 const OTHERS: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME;
 
-/// Is it a call that [`fcntl`] would leave to the kernel, of a child that serves a connection of the kernel's?
+/// Would [`fcntl`] leave this call to the kernel? Asked in a child that serves a kernel
+/// connection.
 #[inline]
 pub fn is_kernels(d: &Desc, cmd: i32, arg: usize) -> bool {
     d.kind() == Kind::Kernel && (cmd == libc::F_GETFL || cmd == libc::F_SETFL && arg as i32 & libc::O_ASYNC == 0)
 }
 
-/// `fcntl` on a descriptor of ours, for the commands we decide.
+/// Handles the commands of `fcntl` that the library must decide.
 pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
     let nb = libc::O_NONBLOCK;
-    // Signals for what arrives are the kernel's to send.
+    // Only the kernel can send signals for arriving data.
     let signals = match cmd {
         libc::F_SETFL => arg as i32 & libc::O_ASYNC != 0,
         F_SETSIG | libc::F_SETOWN | F_SETOWN_EX => true,
@@ -37,7 +36,8 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
         survives(d);
     }
     if matches!(cmd, libc::F_GETFL | libc::F_SETFL) && d.is_conn() && !crate::path::still_ours(d) {
-        // They are the kernel's socket's, which another process of the fork group may have already.
+        // The flags belong to the kernel's socket, which another process of the fork group may
+        // have moved to already.
         return Outcome::Kernel(Cause::NotOurs);
     }
     match (d.kind(), cmd) {
@@ -50,7 +50,7 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
             }
         })),
         (Kind::Shm, libc::F_SETFL) => {
-            // The placeholder keeps the others, and says which of them a socket can have.
+            // The placeholder keeps the other flags, and refuses those that a socket cannot have.
             let others = arg as i32 & OTHERS;
             if others != 0 || d.placeholder().is_changed() {
                 d.placeholder().mark_changed();
@@ -74,12 +74,12 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
     }
 }
 
-/// The program says that the next one shall find this descriptor.
+/// The program clears close-on-exec, so the next program must find this descriptor.
 pub fn survives(d: &Desc) {
     d.listening().prepare_exec();
 }
 
-/// The program may have changed O_NONBLOCK of the placeholder without our seeing.
+/// Reads O_NONBLOCK of the placeholder, which the program may have changed without the library.
 pub fn nonblock_from_below(d: &Desc, fd: i32) {
     let Ok(flags) = sys::fcntl(fd, libc::F_GETFL, 0) else { return };
     let on = flags & libc::O_NONBLOCK != 0;
@@ -91,7 +91,7 @@ pub fn nonblock_from_below(d: &Desc, fd: i32) {
 fn set_nonblock(d: &Desc, on: bool) {
     d.unconnected().set_nonblock(on);
     if d.is_conn() {
-        if let crate::stage::Path::Draining(k) = stage::of(d) {
+        if let PathState::Draining(k) = d.path_state() {
             let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
         }
         let f = &d.sock().flags;
@@ -104,14 +104,14 @@ fn set_nonblock(d: &Desc, on: bool) {
 
 /// Has the peer closed its end, or was it killed?
 fn has_closed(d: &Desc) -> bool {
-    let (_, rx, _) = d.rx();
-    let st = rx.prod.status.load(Ordering::Acquire);
-    st & (status::CLOSED | status::RST) != 0 && st & status::MIGRATED == 0
+    let peer = d.peer_status();
+    peer.has_ended() && !peer.has_moved()
 }
 
-/// The answer of the kernel socket behind a connection to an `ioctl` that returns a number; 0 if there is no such socket.
+/// Asks the kernel socket behind a connection by an `ioctl` that returns a number; 0 if there is
+/// no such socket.
 fn in_kernel(d: &Desc, request: u64) -> i32 {
-    stage::kernel_part(d).map_or(0, |k| {
+    d.path_state().kernel_socket().map_or(0, |k| {
         let mut n = 0i32;
         let a = [k as usize, request as usize, &raw mut n as usize, 0, 0, 0];
         // SAFETY: the kernel writes an int to `n`, a local variable.
@@ -119,7 +119,7 @@ fn in_kernel(d: &Desc, request: u64) -> i32 {
     })
 }
 
-/// Bytes that have come and are not read.
+/// Number of bytes that have arrived and are unread.
 fn unread(d: &Desc) -> i32 {
     let (r, rx, h) = d.rx();
     let here = match crate::token::enter(h) {
@@ -129,7 +129,8 @@ fn unread(d: &Desc) -> i32 {
     here + in_kernel(d, libc::FIONREAD)
 }
 
-/// With TCP_INQ: what `recvmsg` says is left, bytes. The peer's end counts as one.
+/// If TCP_INQ is set: the number of bytes that `recvmsg` reports as left. The end of the peer's
+/// stream counts as one byte.
 pub fn inquired(d: &Desc) -> Option<i32> {
     if d.is_unix() || d.sock().option(INQ) == 0 {
         return None;
@@ -141,7 +142,8 @@ pub fn inquired(d: &Desc) -> Option<i32> {
 /// `ioctl` on a connection. The `int` argument is read or written through `p`.
 ///
 /// # Safety
-/// `p` is what the request wants: for those handled here, an `int` of the program's.
+/// `p` points to what the request wants. For the requests handled here, that is an `int` of the
+/// program.
 pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Outcome<Result<i32>> {
     const FIONBIO: u64 = libc::FIONBIO;
     const FIONREAD: u64 = libc::FIONREAD;
@@ -181,11 +183,12 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             let in_kernel = || in_kernel(d, request);
             let v = match request {
                 FIONREAD => unread(d),
-                SIOCATMARK => 0, // the ring has something in front of it
-                _ if stage::kernel_part(d).is_some() => in_kernel(),
+                SIOCATMARK => 0, // the ring's bytes come first, so not at the mark
+                _ if d.path_state().kernel_socket().is_some() => in_kernel(),
                 SIOCOUTQ => {
                     let (_, tx, h) = d.tx();
-                    // A Unix socket counts what its peer has not read, and frees that when the peer closes.
+                    // For a Unix socket this is the number of bytes that the peer has not read.
+                    // They are freed when the peer closes.
                     match d.is_unix() {
                         true if has_closed(d) => 0,
                         true => fsocket_ring::unread(tx, h) as i32,

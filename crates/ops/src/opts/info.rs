@@ -1,4 +1,4 @@
-//! TCP_INFO: what programs read of it.
+//! TCP_INFO: the fields that programs read.
 
 use super::answer;
 use crate::chan;
@@ -11,7 +11,7 @@ use fsocket_proto::request;
 use fsocket_ring as ring;
 use fsocket_sys::{self as sys, Result};
 
-/// It grows with the kernel: 280 bytes in 6.18.
+/// The struct grows with the kernel: 280 bytes in 6.18.
 pub type Info = [u8; 512];
 
 /// Offsets into `struct tcp_info` (include/uapi/linux/tcp.h).
@@ -29,7 +29,7 @@ mod at {
     pub const BYTES_SENT: usize = 200;
 }
 
-/// Of a connection over the loopback device, microseconds; and what it varies by.
+/// Round-trip time of a connection over the loopback device, and its variation, in microseconds.
 const RTT: u32 = 30;
 const RTTVAR: u32 = 10;
 /// Largest segment of such a connection, bytes.
@@ -45,19 +45,19 @@ fn put<const N: usize>(info: &mut Info, at: usize, v: [u8; N]) {
     info[at..at + N].copy_from_slice(&v);
 }
 
-/// What the kernel says of the placeholder, with the state, counts and times of the connection.
+/// The kernel's answer for the placeholder, with the state, counts and times of the connection.
 pub fn of_connection(fd: i32, d: &Desc) -> Result<(Info, usize)> {
     let (mut info, n) = below(fd)?;
     info[0] = answer::tcp_state(d);
     let (_, tx, h) = d.tx();
-    let sent = h.bytes.load(Ordering::Relaxed);
+    let sent = h.bytes();
     let notsent = ring::unacknowledged(tx, h).min(sent);
     let (r, rx, rxh) = d.rx();
     let waiting = match crate::token::enter(rxh) {
         Ok(_t) => ring::available(r, rx, rxh, usize::MAX).unwrap_or(0) as u64,
         Err(_) => 0,
     };
-    let received = rxh.bytes.load(Ordering::Relaxed) + waiting;
+    let received = rxh.bytes() + waiting;
     for (offset, v) in
         [(at::SND_MSS, MSS), (at::RCV_MSS, MSS), (at::RTT, RTT), (at::RTTVAR, RTTVAR), (at::MIN_RTT, RTT)]
     {
@@ -72,7 +72,8 @@ pub fn of_connection(fd: i32, d: &Desc) -> Result<(Info, usize)> {
     Ok((info, n))
 }
 
-/// Connections that wait in the queues. Only a worker has those; the monitor knows.
+/// Number of connections that wait in the queues. Only a worker has queues; the monitor knows their
+/// length.
 fn queued(l: &listen::Listener) -> u32 {
     if l.is_worker() {
         let of = |c: &chan::Chan| (0..=WORKERS).map(|q| fsocket_ring::syn::len(c.queue(q))).sum::<u32>();
@@ -82,10 +83,11 @@ fn queued(l: &listen::Listener) -> u32 {
     ctl::request(ask, None).map_or(0, |(answer, _)| answer.marked)
 }
 
-/// Of a listener: `tcpi_unacked` is how many connections wait to be accepted, `tcpi_sacked` how many may.
+/// For a listener, `tcpi_unacked` is the number of connections that wait to be accepted, and
+/// `tcpi_sacked` is the backlog.
 ///
 /// # Safety
-/// `out` and `len` are the program's, or nothing is there.
+/// `out` and `len` come from the program; they may be bad.
 pub unsafe fn of_listener(fd: i32, d: &Desc, out: *mut u8, len: *mut u32) -> Result<()> {
     let (mut info, n) = below(fd)?;
     let int = |info: &Info, at: usize| info[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));

@@ -1,8 +1,8 @@
-//! SO_ORIGINAL_DST: where a connection was sent before an address was translated.
+//! SO_ORIGINAL_DST: the destination of a connection before address translation.
 //!
-//! Over shared memory nothing is translated, so that it is the address which the client has connected to; but where
-//! the kernel does not track connections it knows none. Whether it does in this network namespace, a connection
-//! of a socket with itself shows.
+//! Over shared memory no address is translated, so the answer is the address to which the client
+//! has connected. But a kernel without connection tracking returns an error. The library connects
+//! a socket with itself to see whether the kernel tracks connections in this network namespace.
 
 use crate::table::Desc;
 use crate::{name, ready};
@@ -10,17 +10,19 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::channel::CLIENT;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Also IP6T_SO_ORIGINAL_DST.
+/// IP6T_SO_ORIGINAL_DST has the same number.
 pub const SO_ORIGINAL_DST: i32 = 80;
 
-/// 127.0.0.1, as the library keeps addresses.
+/// 127.0.0.1 in the form in which the library keeps addresses.
 const LOOPBACK: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
-/// How long an answer is believed, nanoseconds.
+/// How long an answer stays valid, nanoseconds.
 const BELIEVED: u64 = 1_000_000_000;
 
-/// The address, and its length. `fd`: a number of `d`; `room`: bytes that the caller has.
+/// Returns the address and its length. `fd`: a descriptor of `d`; `room`: size of the program's
+/// buffer.
 pub fn original(fd: i32, d: &Desc, level: i32, room: u32) -> Result<([u8; 28], usize)> {
-    // The placeholder says whether there is such an option, and is not tracked itself.
+    // The placeholder shows whether the kernel has this option. Its own connection is not tracked
+    // (ENOENT).
     let mut b = [0u8; 28];
     let room = room as usize;
     match sys::getsockopt(fd, level, SO_ORIGINAL_DST, &mut b[..room.min(28)]) {
@@ -40,7 +42,7 @@ pub fn original(fd: i32, d: &Desc, level: i32, room: u32) -> Result<([u8; 28], u
 
 /// Does the kernel track connections over the loopback device here?
 fn is_tracking() -> bool {
-    /// When it was asked, and in the lowest bit the answer; 0: never.
+    /// The time of the last check, with its result in the lowest bit; 0: not checked yet.
     static ASKED: AtomicU64 = AtomicU64::new(0);
     let (last, now) = (ASKED.load(Ordering::Relaxed), sys::now_ns());
     if last != 0 && now.saturating_sub(last) < BELIEVED {
@@ -56,7 +58,7 @@ fn is_tracking() -> bool {
     tracks
 }
 
-/// Connects `fd` with itself, which takes no listener.
+/// Connects `fd` with itself, for which no listener is needed.
 fn with_itself(fd: i32) -> Result<()> {
     let mut own = [0u8; 16];
     let (loopback, len) = name::sockaddr(libc::AF_INET, &LOOPBACK, 0);

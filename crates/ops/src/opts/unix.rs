@@ -1,5 +1,6 @@
-//! Options of a Unix connection. The kernel's socket behind the descriptor takes, checks and answers them all: it is the
-//! connection's own. Here only those act that bound a wait or the bytes under way.
+//! Options of a Unix connection. The kernel's socket behind the descriptor is one end of the
+//! connection, so it stores, checks and returns all options. Only those options have an effect
+//! here that limit a wait or the bytes in flight.
 
 use super::extra;
 use crate::table::Desc;
@@ -13,7 +14,7 @@ const S: i32 = libc::SOL_SOCKET;
 const RCVTIMEO_NEW: i32 = 66;
 const SNDTIMEO_NEW: i32 = 67;
 
-/// Options without effect: a Unix socket stores them.
+/// Options that a Unix socket stores, but that have no effect.
 const IDLE: [i32; 12] = [
     libc::SO_DEBUG,
     libc::SO_REUSEADDR,
@@ -28,7 +29,7 @@ const IDLE: [i32; 12] = [
     libc::SO_MARK,
     libc::SO_RCVBUF,
 ];
-/// Those that act here.
+/// Options that have an effect over shared memory.
 const ACT: [i32; 7] = [
     libc::SO_SNDBUF,
     libc::SO_SNDBUFFORCE,
@@ -53,7 +54,8 @@ pub(super) unsafe fn set(
         return Outcome::Kernel(Cause::Below);
     }
     if !ACT.contains(&name) {
-        // With most others each message is another one. (Of a peer that has closed there are no more.)
+        // Most other options change what each message carries, so the connection moves to the
+        // kernel. (Unless the peer has closed: then it sends no more.)
         if !ready::state(d).closed {
             extra::leave(d);
         }
@@ -68,7 +70,7 @@ pub(super) unsafe fn set(
     Outcome::Done(Ok(()))
 }
 
-/// Reads back what the kernel has made of an option.
+/// Reads an option back, because the kernel may have changed the value.
 fn learn(fd: i32, d: &'static Desc) {
     values::adopt(fd, d);
     let (s, o) = (d.sock(), d.options());
@@ -84,7 +86,7 @@ fn learn(fd: i32, d: &'static Desc) {
 }
 
 /// # Safety
-/// `out` and `len` are the program's, or nothing is there.
+/// `out` and `len` come from the program; they may be bad.
 pub(super) unsafe fn get(d: &'static Desc, level: i32, name: i32, out: *mut u8, len: *mut u32) -> Outcome<Result<()>> {
     // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     let room = unsafe { user::get(len) };

@@ -1,4 +1,5 @@
-//! From what core answers to what libc returns: values, errno, panics.
+//! Turns answers of the library into results of libc: values, errno, panics. No panic leaves these
+//! functions.
 
 use super::threads;
 use fsocket_runtime::Outcome;
@@ -6,14 +7,14 @@ use fsocket_shm::cancel;
 use fsocket_sys::Result;
 use libc::*;
 
-/// Run `f`; should it panic, the call fails with EIO. Ends the thread if `f` has
-/// come back because it is cancelled.
+/// Runs `f`. If `f` panics, the call fails with EIO. If `f` returned because the thread is
+/// cancelled, the thread ends here.
 #[inline]
 pub(super) fn guarded<R: Failure>(f: impl FnOnce() -> R) -> R {
     completed(caught(f))
 }
 
-/// The end of [`guarded`].
+/// The last step of [`guarded`], for hooks that catch panics themselves.
 #[inline]
 pub(super) fn completed<R>(r: R) -> R {
     if cancel::careful() {
@@ -22,18 +23,18 @@ pub(super) fn completed<R>(r: R) -> R {
     r
 }
 
-/// A wait of ours has ended before the call that it was for: by a signal, or because the
-/// thread is cancelled.
+/// Called when a wait of the library ended before the system call: because of a signal or a
+/// cancellation, or after the time limit of the call.
 #[cold]
-pub(super) fn interrupted() {
-    fsocket_sys::Errno::EINTR.set();
+pub(super) fn ended(e: fsocket_sys::Errno) {
+    e.set();
     if cancel::careful() {
         threads::after();
     }
 }
 
-/// In a frame of its own: a thread that is cancelled is unwound through those of the
-/// hooks, and must find nothing to do there.
+/// Cancellation may unwind the caller's frame, but not this one. It is separate, because a hook's
+/// own frame must have nothing to clean up.
 #[inline(never)]
 fn caught<R: Failure>(f: impl FnOnce() -> R) -> R {
     caught_here(f)
@@ -47,7 +48,7 @@ pub(super) fn caught_here<R: Failure>(f: impl FnOnce() -> R) -> R {
     })
 }
 
-/// What a function of this type returns when it fails.
+/// The return value of a failing function of this type.
 pub(super) trait Failure {
     fn failure() -> Self;
 }
@@ -86,14 +87,14 @@ impl<T> Failure for Outcome<Result<T>> {
     }
 }
 
-/// A call that fails.
+/// Fails the call with this error.
 #[cold]
 pub(super) fn failed<R: Failure>(e: fsocket_sys::Errno) -> R {
     e.set();
     R::failure()
 }
 
-/// An answer as libc gives it: a value, or -1 and errno.
+/// Converts an answer to what libc returns: a value, or -1 and errno.
 pub(super) trait Answer<R> {
     fn answer(self) -> R;
 }
@@ -125,9 +126,9 @@ impl Answer<c_int> for Result<()> {
     }
 }
 
-/// A number that the application has closed while its placeholder waits for the next
-/// connection, or that it never had, because it is the library's: EBADF, as it would be.
-/// Programs look through all numbers for what they have inherited.
+/// Fails with EBADF if the program has no such descriptor: its placeholder waits for the next
+/// connection, or the descriptor belongs to the library. (Programs check all numbers for inherited
+/// descriptors.)
 #[inline(always)]
 pub(super) fn gone(fd: c_int) -> bool {
     let gone = fsocket_fdtable::pool::holds(fd) || fsocket_runtime::process::owns(fd);
@@ -137,7 +138,7 @@ pub(super) fn gone(fd: c_int) -> bool {
     gone
 }
 
-/// Ours, or libc's.
+/// Returns the library's answer, or else libc's.
 pub(super) fn either<T, R>(o: Outcome<T>, real: impl FnOnce() -> R) -> R
 where
     T: Answer<R>,

@@ -1,7 +1,8 @@
-//! Hooks in a child that runs in its parent's memory (`vfork`): calls go to the kernel, which knows the child's
-//! descriptors. A connection over shared memory that the child uses itself becomes kernel TCP first.
+//! Hooks in a child that runs in its parent's memory (`vfork`). Calls go to the kernel, which
+//! knows the child's descriptors. A connection over shared memory that the child itself uses moves
+//! to kernel TCP first.
 
-#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+#![allow(non_upper_case_globals)] // system call numbers, with the kernel's names
 
 use super::process;
 use crate::real;
@@ -10,7 +11,7 @@ use fsocket_runtime::lent::{borrowed, Loan};
 use fsocket_sys as sys;
 use libc::*;
 
-/// The child's end of the socket pair by which it asks its parent; -1: none.
+/// The child's end of the socket pair for questions to its parent; -1: none.
 fn end(loan: Option<&Loan>) -> c_int {
     loan.map_or(-1, |l| l.end.get())
 }
@@ -18,7 +19,7 @@ fn end(loan: Option<&Loan>) -> c_int {
 pub unsafe fn close(fd: c_int) -> c_int {
     let loan = borrowed();
     if fd >= 0 && fd == end(loan) {
-        // (The program never saw it.)
+        // The program does not know this descriptor.
         sys::Errno::EBADF.set();
         return -1;
     }
@@ -46,11 +47,12 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 }
 
 pub unsafe fn closefrom(first: c_int) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes numbers only.
     let _ = unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
-/// `new` is about to be something else: what the library has there moves.
+/// Moves the child's end of the socket pair away from number `new`, which the program wants for
+/// another file.
 fn make_way(new: c_int) {
     let Some(loan) = borrowed().filter(|l| new >= 0 && l.end.get() == new) else { return };
     let moved = sys::fcntl(new, F_DUPFD_CLOEXEC, new as usize + 1).unwrap_or(-1);
@@ -82,12 +84,12 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 }
 
 pub unsafe fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
-    // SAFETY: the contract is this function's, with the same arguments.
+    // SAFETY: the program's arguments, for the hook of this function.
     unsafe { fcntl_with(fd, command, arg, real::fcntl) }
 }
 
 pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
-    // SAFETY: the contract is this function's, with the same arguments.
+    // SAFETY: the program's arguments, for the hook of this function.
     unsafe { fcntl_with(fd, command, arg, real::fcntl64) }
 }
 
@@ -100,7 +102,7 @@ unsafe fn fcntl_with(
     if matches!(command, F_SETFL | F_GETFL) {
         touch(fd);
     }
-    // SAFETY: libc's `fcntl`, with the program's arguments.
+    // SAFETY: `real` is libc's `fcntl`, called with the program's arguments.
     let r = unsafe { real(fd, command, arg) };
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => duplicated(fd, r),
@@ -124,24 +126,24 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
 }
 
 pub unsafe fn _exit(status: c_int) {
-    // (What the library does at the end of a process is its parent's to do.)
-    // SAFETY: no memory is involved.
+    // Does nothing else: at the end of the process, the parent does the library's work.
+    // SAFETY: the call takes numbers only.
     let _ = unsafe { sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     std::process::abort()
 }
 
 pub use _exit as _Exit;
 
-/// As `syscall`.
+/// The hook of `syscall` in such a child.
 pub unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_long {
     let fd = a as c_int;
-    // SAFETY: each arm passes the arguments of the system call, which are those of the libc function.
+    // SAFETY: each arm passes the arguments of the system call, which are also those of the libc
+    // function.
     unsafe {
         match number {
             SYS_close => close(fd) as c_long,
             SYS_close_range => close_range(a as _, b as _, c as _) as c_long,
             SYS_dup => dup(fd) as c_long,
-            #[cfg(target_arch = "x86_64")]
             SYS_dup2 => dup2(fd, b as _) as c_long,
             SYS_dup3 => dup3(fd, b as _, c as _) as c_long,
             SYS_fcntl => fcntl(fd, b as _, c) as c_long,
@@ -158,7 +160,7 @@ pub unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
     }
 }
 
-/// The first argument is a descriptor that the call uses.
+/// Called for a function whose first argument is a descriptor.
 pub fn touched(arguments: &[usize]) {
     if let Some(fd) = arguments.first() {
         touch(*fd as c_int);

@@ -1,4 +1,5 @@
-//! Closing and duplicating descriptors, and their flags.
+//! Closing and duplicating descriptors, and their flags. After each hook the table of descriptions
+//! agrees with the kernel's descriptors.
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use fsocket_fdtable::{pristine, table};
@@ -14,7 +15,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
     if ops::is_kernel_only(fd) {
         return real!(close(fd));
     }
-    /// (By name, for `layout.ld`.)
+    /// A separate function, because `layout.ld` places it by its name.
     #[inline(never)]
     fn close_ours(fd: c_int) -> Outcome<Result<()>> {
         caught_here(|| ops::close(fd))
@@ -33,13 +34,14 @@ pub unsafe fn dup(fd: c_int) -> c_int {
     new
 }
 
-/// The kernel has given out a number for a duplicate. `refused`: its word for one that cannot be had.
+/// The kernel has made the duplicate `new`. Enters it into the table. `refused`: the error if that
+/// is impossible.
 fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
     if upgrade::unix::may_connect(fd) {
         guarded(|| upgrade::unix::before_connect(fd, false));
     }
     if !ops::duplicated(fd, new) {
-        // SAFETY: a number that the kernel has just given out, and nobody has seen.
+        // SAFETY: the kernel has just made this descriptor, and the program does not know it.
         unsafe { close(new) };
         fsocket_sys::Errno::new(refused).set();
         return -1;
@@ -47,8 +49,9 @@ fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
     new
 }
 
-/// Before the kernel says which file is behind `fd` (programs ask so whether a number is open), or changes it: the next
-/// socket must not be the same file. Some: it fails.
+/// Called before a call that tells which file is behind `fd` (programs use such calls to test
+/// whether a number is open), or changes the file. Afterwards the placeholder cannot be reused for
+/// another socket. Some: the call fails.
 pub fn gone_or_shown(fd: c_int) -> Option<c_int> {
     if let Some(d) = table::lookup(fd) {
         pristine::settle(fd, d);
@@ -82,7 +85,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     r
 }
 
-/// The kernel is about to close `new` silently.
+/// Called before `dup2`, which closes `new` silently.
 fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
     if gone(old) {
         return Some(-1);
@@ -98,13 +101,13 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
         return Some(-1);
     }
     if fsocket_runtime::process::owns(new) {
-        // Give way: the application wants this very number.
+        // The program wants this number, so the library's descriptor moves away.
         fsocket_lifecycle::lifecycle::make_way(new);
     }
     None
 }
 
-/// `fcntl`, with libc's function of either name.
+/// The hook of `fcntl` and `fcntl64`; `real` is libc's function.
 pub unsafe fn fcntl_with(
     fd: c_int,
     cmd: c_int,
@@ -115,7 +118,7 @@ pub unsafe fn fcntl_with(
         return -1;
     }
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
-        // SAFETY: libc's `fcntl`, with the program's arguments.
+        // SAFETY: `real` is libc's `fcntl`, called with the program's arguments.
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && (table::lookup(fd).is_some() || upgrade::unix::may_connect(fd)) {
             return guarded(|| duplicated(fd, new, EMFILE));
@@ -126,11 +129,11 @@ pub unsafe fn fcntl_with(
         d.placeholder().set_close_on_exec(None);
     }
     match table::lookup(fd) {
-        // SAFETY: libc's `fcntl`, with the program's arguments.
+        // SAFETY: `real` is libc's `fcntl`, called with the program's arguments.
         Some(d) if opts::is_kernels(d, cmd, arg as usize) => unsafe { real(fd, cmd, arg) },
-        // SAFETY: libc's `fcntl`, with the program's arguments.
+        // SAFETY: `real` is libc's `fcntl`, called with the program's arguments.
         Some(d) => either(guarded(|| opts::fcntl(fd, d, cmd, arg as usize)), || unsafe { real(fd, cmd, arg) }),
-        // SAFETY: libc's `fcntl`, with the program's arguments.
+        // SAFETY: `real` is libc's `fcntl`, called with the program's arguments.
         None => unsafe { real(fd, cmd, arg) },
     }
 }
@@ -145,7 +148,8 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
             real!(ioctl(fd, request, arg))
         }
         Some(d) if arg != 0 => {
-            // SAFETY: `arg` is the address of the request's `int`; the copy returns EFAULT where nothing is.
+            // SAFETY: for these requests `arg` is the address of an `int`; the guarded copy
+            // reports a bad one.
             either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || real!(ioctl(fd, request, arg)))
         }
         _ if gone(fd) => -1,
@@ -163,7 +167,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         unshared::begin();
     }
     if first > last || flags & !CLOSE_RANGE_UNSHARE != 0 {
-        // With CLOEXEC nothing is closed now; malformed calls are the kernel's.
+        // With CLOEXEC the kernel closes nothing now. A call with other flags fails in the kernel.
         table::each(|_, d| d.placeholder().set_close_on_exec(None));
         return real!(close_range(first, last, flags));
     }

@@ -1,6 +1,7 @@
-//! Bytes in and out.
+//! `read`, `write`, `send`, `recv` and the like. These hooks are the entry of the data path: a connection over shared
+//! memory takes a jump to `fsocket_streams` that saves no register, every other descriptor libc's function.
 
-use super::answer::{failed, gone, guarded, interrupted, Answer};
+use super::answer::{ended, failed, gone, guarded, Answer};
 use fsocket_fdtable::table::{self, Desc};
 use fsocket_migrate::upgrade::{self, Call, Entered};
 use fsocket_ops::{names, opts};
@@ -9,11 +10,14 @@ use fsocket_streams::{msg as ops_msg, sendfile as ops_sendfile, stream};
 use fsocket_sys::Errno;
 use libc::*;
 
+mod behind;
 mod beside;
+mod pipes;
 mod to_kernel;
 mod twins;
 
 pub use messages::{recvmmsg, recvmsg, sendmmsg, sendmsg};
+pub use pipes::splice;
 pub use to_kernel::{aio_to_kernel, to_kernel};
 pub use twins::{__read_chk, __recv_chk, __recvfrom_chk, preadv2, preadv64v2, pwritev2, pwritev64v2};
 
@@ -22,15 +26,15 @@ fn conn(fd: c_int) -> Option<&'static Desc> {
     table::lookup(fd).filter(|d| d.is_conn())
 }
 
-/// A call on what is no connection of ours. A kernel connection may become one before it, and
-/// is then `$again`; until it returns it cannot. In functions of their own, so that what they
-/// need costs the fast paths nothing, nor what may become one those that will not.
+/// A call on a descriptor that is no connection over shared memory. A kernel connection may move to shared memory
+/// before the call, and then `$again` runs; it cannot move during the call. The code is in functions of its own, so it
+/// costs the fast paths no register.
 macro_rules! in_kernel {
     ($name:ident($fd:ident: $fdt:ty $(, $arg:ident: $ty:ty)*), $call:expr) => {{
         #[inline(never)]
         unsafe fn kernel($fd: $fdt, $($arg: $ty),*) -> ssize_t {
             match upgrade::is_candidate($fd) || gone($fd) {
-                // SAFETY: the contract is this function's, with the same arguments.
+                // SAFETY: the program's arguments, for a function that makes this call.
                 true => unsafe { undecided($fd, $($arg),*) },
                 false => real!($name($fd, $($arg),*)),
             }
@@ -42,15 +46,15 @@ macro_rules! in_kernel {
                 return -1;
             }
             match upgrade::enter($fd, $call) {
-                // SAFETY: the contract is this function's, with the same arguments.
+                // SAFETY: the program's arguments, for the hook of this call.
                 Entered::Ours => unsafe { $name($fd, $($arg),*) },
-                Entered::Interrupted => {
-                    interrupted();
+                Entered::Ended(e) => {
+                    ended(e);
                     -1
                 }
                 Entered::Kernel(using) => {
-                    // A thread that is cancelled in there is unwound through here, and must find
-                    // nothing to drop. Its connection then stays the kernel's.
+                    // A cancelled thread is unwound through here, and must find nothing to drop. Its connection then
+                    // stays on the kernel.
                     let using = core::mem::ManuallyDrop::new(using);
                     let r = real!($name($fd, $($arg),*));
                     drop(core::mem::ManuallyDrop::into_inner(using));
@@ -58,7 +62,7 @@ macro_rules! in_kernel {
                 }
             }
         }
-        // SAFETY: the program's arguments of this call, for a function that makes it.
+        // SAFETY: the arguments are the program's, for a function that makes this call.
         unsafe { kernel($fd, $($arg),*) }
     }};
 }
@@ -66,7 +70,7 @@ macro_rules! in_kernel {
 // Behind the macro, which it uses.
 mod messages;
 
-/// What a receive of up to `n` bytes is.
+/// Classifies a receive of up to `n` bytes.
 #[inline(always)]
 fn receives(n: size_t, flags: c_int) -> Call {
     if n == 0 || flags & (MSG_DONTWAIT | MSG_ERRQUEUE | MSG_OOB) != 0 {
@@ -76,7 +80,7 @@ fn receives(n: size_t, flags: c_int) -> Call {
     }
 }
 
-/// The same into several places.
+/// The same for several buffers.
 unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
     if n > 1024 || !user::readable(iov, n) {
         return Call::Look;
@@ -85,9 +89,8 @@ unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
     receives((0..n).map(|i| unsafe { (*iov.add(i)).iov_len }).fold(0, size_t::saturating_add), flags)
 }
 
-/// A send: the fast path bare, the rest guarded and out of its way. What is not done here is
-/// left to functions whose result is this one's, so that it is a jump. `$spare`: see
-/// [`stream::send_tiny`].
+/// A send: the fast path without a guard, the slow paths guarded. Slow paths are functions with the same result type,
+/// so the call is a jump. `$spare`: see [`stream::send_tiny`].
 macro_rules! transmit {
     ($fd:expr, $buf:expr, $n:expr, $flags:expr, $spare:literal, $more:ident, else $kernel:expr) => {{
         if let Some(d) = table::lookup($fd) {
@@ -101,7 +104,7 @@ macro_rules! transmit {
                 }
             }
             if d.is_conn() {
-                // SAFETY: as for `send_tiny`.
+                // SAFETY: the program says that `$n` bytes are at `$buf`; the copy returns EFAULT where they are not.
                 return unsafe { $more(d, $buf as *const u8, $n, $flags) };
             }
         }
@@ -113,7 +116,7 @@ macro_rules! transmit {
 #[inline(never)]
 fn tell(d: &'static Desc, n: size_t) -> ssize_t {
     stream::sent_tiny(d);
-    // Were it known that `n` comes back, the caller would keep it over a call, and pay.
+    // If the compiler knew that `n` comes back, the caller would keep `n` over a call.
     core::hint::black_box(n as ssize_t)
 }
 
@@ -135,7 +138,7 @@ unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_in
             stream::Tiny::Fault => return fault(),
         }
     }
-    // SAFETY: the contract is this function's, with the same arguments.
+    // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
     unsafe { transmit_most(d, buf, n, flags) }
 }
 
@@ -144,7 +147,7 @@ unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_in
 unsafe fn write_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     match n > lengths::MOST {
         true if lengths::whole(buf, n).is_err() => fault(),
-        // SAFETY: the contract is this function's, with the same arguments.
+        // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
         _ => unsafe { transmit_more(d, buf, n, flags) },
     }
 }
@@ -155,7 +158,7 @@ unsafe fn transmit_most(d: &'static Desc, buf: *const u8, n: size_t, flags: c_in
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
-    // SAFETY: the contract is this function's, with the same arguments.
+    // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
     unsafe { transmit_slowly(d, buf, n, flags) }
 }
 
@@ -165,17 +168,17 @@ unsafe fn transmit_slowly(d: &'static Desc, buf: *const u8, n: size_t, flags: c_
     guarded(|| unsafe { stream::send_slow(d, buf, n, flags) }.answer())
 }
 
-/// A receive: likewise.
+/// A receive, built like the send.
 macro_rules! receive {
     ($fd:expr, $buf:expr, $n:expr, $flags:expr, else $other:expr) => {{
         if let Some(d) = table::lookup($fd) {
             // SAFETY: the program says that `$n` bytes fit at `$buf`; the copy returns EFAULT where they are not.
             match unsafe { stream::recv_on_credit(d, $buf as *mut u8, $n, $flags) } {
-                // SAFETY: as for `recv_on_credit`.
+                // SAFETY: the program says that `$n` bytes fit at `$buf`; the copy returns EFAULT where they are not.
                 0 if d.is_conn() => return unsafe { receive_more(d, $buf as *mut u8, $n, $flags) },
                 0 => {}
                 got if got < $n && stream::left_rings(d) => {
-                    // SAFETY: as for `recv_on_credit`; it has filled `got` bytes, fewer than `$n`.
+                    // SAFETY: the program says that `$n` bytes fit at `$buf`; fewer, `got`, are filled.
                     return unsafe { receive_rest(d, $buf as *mut u8, $n, $flags, got) };
                 }
                 got => return got as ssize_t,
@@ -188,12 +191,12 @@ macro_rules! receive {
 #[inline(never)]
 unsafe fn receive_more(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::found_nothing(d) {
-        // SAFETY: the contract is this function's, with the same arguments.
+        // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
         return unsafe { receive_slowly(d, buf, n, flags) };
     }
     // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
-        // SAFETY: the contract is this function's, with the same arguments.
+        // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
         0 => unsafe { receive_slowly(d, buf, n, flags) },
         // SAFETY: `got` of the `n` bytes at `buf` are filled.
         got if got < n && stream::left_rings(d) => unsafe { receive_rest(d, buf, n, flags, got) },
@@ -216,9 +219,10 @@ unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, 
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
-    // read() of nothing is 0 at once, unlike recv(); of more than a call takes it is checked as it is.
+    // read() of 0 bytes returns 0 at once, unlike recv(). A length above the limit of one call is checked before it is
+    // cut.
     if n.wrapping_sub(1) >= lengths::MOST && conn(fd).is_some() {
-        // SAFETY: the contract is this function's, with the same arguments.
+        // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
         return unsafe { read_oddly(fd, buf, n) };
     }
     receive!(fd, buf, n, 0, else in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)))
@@ -229,7 +233,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
 unsafe fn read_oddly(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     match lengths::whole(buf, n) {
         Ok(0) => 0,
-        // SAFETY: as for `read`, with a shorter length.
+        // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
         Ok(n) => unsafe { recv(fd, buf, n, 0) },
         Err(e) => failed(e),
     }
@@ -270,11 +274,12 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the contract is this function's, with the same arguments.
+    // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
     transmit!(fd, buf, n, flags, false, transmit_more, else unsafe { send_in_kernel(fd, buf, n, flags) })
 }
 
-/// [`send`] of what is no connection of ours. In a frame of its own: [`send`] saves no register.
+/// [`send`] on a descriptor that is no connection over shared memory, in a frame of its own, because [`send`] saves no
+/// register.
 ///
 /// # Safety
 /// As [`send`].
@@ -298,12 +303,12 @@ pub unsafe fn recvfrom(
             // SAFETY: `buf` and `n` are those of `recv`.
             let r = unsafe { recv(fd, buf, n, flags) };
             if is_unix && names_sender(d, r) && !addr.is_null() {
-                // SAFETY: `addr` and `len` are the program's, or nothing is there: the copy says so.
+                // SAFETY: `addr` and `len` come from the program; the copy reports bad ones.
                 return unsafe { names::sender(fd, addr, len) }.map_or_else(failed, |()| r);
             }
             if r >= 0 && !addr.is_null() {
-                // TCP names no sender. (What was received is gone if that cannot be said, as in the kernel.)
-                // SAFETY: `addr` and `len` are the program's, or nothing is there: the copy says so.
+                // TCP names no sender. If the length cannot be written, the received bytes are lost, as in the kernel.
+                // SAFETY: `addr` and `len` come from the program; the copy reports bad ones.
                 return unsafe { user::give(&[], addr.cast(), len, 0) }.map_or_else(failed, |()| r);
             }
             r
@@ -314,7 +319,8 @@ pub unsafe fn recvfrom(
     }
 }
 
-/// Has a receive from a Unix socket that returned `r` an address to say? Its peer is named where there are bytes.
+/// Must a receive from a Unix socket that returned `r` write an address? The kernel names the peer where there are
+/// bytes.
 #[inline]
 fn names_sender(d: &Desc, r: ssize_t) -> bool {
     r > 0 || r == 0 && d.is_conn() && fsocket_shm::conn::ring_has(d)
@@ -332,12 +338,12 @@ pub unsafe fn sendto(
         if d.is_unix() && len != 0 {
             return failed(Errno::EISCONN);
         }
-        // Not used, but looked at.
+        // The address is checked, but not used.
         if let Err(e) = lengths::buffer(buf, n).and_then(|_| named(addr.cast(), len, flags)) {
             return failed(e);
         }
     }
-    // SAFETY: the contract is this function's, with the same arguments.
+    // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
     transmit!(fd, buf, n, flags, false, transmit_more, else unsafe { sendto_in_kernel(fd, buf, n, flags, addr, len) })
 }
 
@@ -358,12 +364,12 @@ unsafe fn sendto_in_kernel(
     in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
 }
 
-/// Would the kernel take this for an address? With MSG_FASTOPEN it looks at the family before it says EISCONN.
+/// Would the kernel accept this address? With MSG_FASTOPEN it checks the family before it answers EISCONN.
 #[cold]
 #[inline(never)]
 fn named(addr: *const u8, len: socklen_t, flags: c_int) -> Result<(), Errno> {
     let connects = flags & MSG_FASTOPEN != 0;
-    // SAFETY: any bytes are a number; the program says that they are its own.
+    // SAFETY: any bytes are a number; the copy returns EFAULT where nothing is.
     let family = || unsafe { user::get(addr as *const sa_family_t) };
     match len as usize {
         n if n > size_of::<sockaddr_storage>() => Err(Errno::EINVAL),

@@ -1,4 +1,6 @@
-//! What changes the process under the sockets.
+//! Calls that change the process: fork, exec, credentials, limits, filters. Each hook lets
+//! `fsocket_lifecycle` act before the kernel does, because afterwards the library may lack the
+//! right or the memory to do so.
 //!
 //! Long: one hook after the other.
 
@@ -20,7 +22,7 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
     if flags & CLONE_FILES != 0 {
         unshared::begin();
     }
-    // (In a new user namespace it has other credentials.)
+    // In a new user namespace the process has other credentials.
     let r = credentials::changing(|| real!(unshare(flags)));
     process::namespaces_changed();
     if r == 0 && flags & CLONE_NEWNET != 0 {
@@ -38,15 +40,16 @@ pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
     r
 }
 
-/// `f` sets the limit of a resource, of this process if `pid` is 0. A number that we keep for the next socket may lie above the new
-/// limit; the kernel would not give it out any more.
+/// `f` sets the limit of a resource, of this process if `pid` is 0. If the limit of descriptors
+/// gets lower, the library closes spare descriptors above it, because the kernel would not give
+/// out these numbers again.
 ///
 /// # Safety
-/// `new` is null (nothing is set), or the program's.
+/// `new` is null (no limit is set), or a pointer of the program.
 pub unsafe fn limiting(pid: pid_t, resource: c_uint, new: *const rlimit64, f: impl FnOnce() -> c_int) -> c_int {
     if pid == 0 && resource == RLIMIT_AS as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();
-        // SAFETY: null or the program's; it is copied.
+        // SAFETY: the guarded copy reports a bad pointer.
         guarded(|| unsafe { limit::limiting(new) });
     }
     let r = f();
@@ -61,7 +64,7 @@ pub unsafe fn limiting(pid: pid_t, resource: c_uint, new: *const rlimit64, f: im
     r
 }
 
-/// `munlockall` has returned `r`.
+/// Called with the result of `munlockall`.
 pub fn unlocked(r: c_int) -> c_int {
     if r == 0 {
         locked::unlocked();
@@ -69,20 +72,21 @@ pub fn unlocked(r: c_int) -> c_int {
     r
 }
 
-/// What libc says; an old one says nothing.
+/// Has the process only one thread? libc's answer; false in an old libc, which cannot tell.
 pub fn single_threaded() -> bool {
     let p = real::object(c"__libc_single_threaded") as *const c_char;
-    // SAFETY: glibc's symbol is a `char`.
+    // SAFETY: glibc's variable of this name is a `char`.
     !p.is_null() && unsafe { p.read_volatile() } != 0
 }
 
-/// Does clone(2) with these flags make a process with memory of its own?
+/// Does clone(2) with these flags make a process with its own memory?
 pub(super) fn forks(flags: c_ulong) -> bool {
     flags & (CLONE_VM | CLONE_THREAD) as c_ulong == 0
 }
 
-/// Before a fork. A child that shares its descriptors with this process, and not its memory, has a table of its own of
-/// what they are: one process's `close` would be the other's end. Both use the kernel from then on.
+/// Called before a fork. If the child shares the descriptor table with this process, but not the
+/// memory, a `close` in one process would end a connection of the other. So both processes then
+/// use the kernel.
 fn before_fork(flags: c_ulong) {
     if shares_descriptors(flags) {
         init::never();
@@ -96,7 +100,8 @@ fn shares_descriptors(flags: c_ulong) -> bool {
     flags & CLONE_FILES as c_ulong != 0
 }
 
-/// A fork that runs none of the handlers of `pthread_atfork`: ours run here.
+/// Runs a fork that does not call the handlers of `pthread_atfork`. The library's own handlers are
+/// called here.
 pub(super) fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
     before_fork(flags);
     let r = call();
@@ -110,7 +115,8 @@ pub(super) fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
 
 fn born(flags: c_ulong) {
     if shares_descriptors(flags) {
-        // Parent and child share one table of descriptors: a close by the child would close for both.
+        // Parent and child share one descriptor table. A close of the library in the child would
+        // close the parent's connection.
         return init::after_fork();
     }
     init::born();
@@ -124,14 +130,15 @@ pub unsafe fn _exit(status: c_int) {
     if crate::summary::is_wanted() {
         guarded(crate::summary::print);
     }
-    // (libc's own does no more; and nothing is looked up here, perhaps in a signal handler.)
-    // SAFETY: no memory is involved.
+    // libc's function does no more than this system call. No symbol is looked up here, because the
+    // caller may be a signal handler.
+    // SAFETY: the call takes numbers only.
     let _ = unsafe { fsocket_sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
-    // A filter (seccomp) has refused it. The caller has no code behind this call.
+    // A system-call filter has refused the exit. The caller has no code after this call.
     std::process::abort()
 }
 
-/// What a child made by [`clone`] does first.
+/// The first function of a child made by [`clone`].
 struct Start {
     f: extern "C" fn(*mut c_void) -> c_int,
     arg: *mut c_void,
@@ -139,7 +146,8 @@ struct Start {
 }
 
 extern "C" fn begin(start: *mut c_void) -> c_int {
-    // SAFETY: `start` leads to a local variable of the parent's `clone`, of whose stack the child has a copy.
+    // SAFETY: `start` is the address of a local variable in the parent's `clone`. The child has a
+    // copy of that stack.
     let Start { f, arg, flags } = unsafe { core::ptr::read(start as *const Start) };
     guarded(|| born(flags));
     f(arg)
@@ -171,7 +179,7 @@ pub unsafe fn clone(
         }
         return real!(clone(f, stack, flags, arg, parent_tid, tls, child_tid));
     }
-    // SAFETY: `f` is the function of a `clone`, and not null.
+    // SAFETY: `f` is the function argument of `clone`, and not null.
     let f: extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(f) };
     let mut start = Start { f, arg, flags: flags as c_ulong };
     guarded(|| before_fork(flags as c_ulong));
@@ -182,8 +190,8 @@ pub unsafe fn clone(
     r
 }
 
-/// A filter of system calls is about to be set, unless the call only asks
-/// whether there could be one (no filter: EFAULT).
+/// Called before a system-call filter is set. (A call without a filter only asks whether filters
+/// are possible, and gets EFAULT.)
 pub(super) fn seccomp(operation: c_ulong, filter: c_ulong) {
     let sets = operation == SECCOMP_SET_MODE_STRICT as c_ulong
         || operation == SECCOMP_SET_MODE_FILTER as c_ulong && filter != 0;
@@ -196,7 +204,7 @@ pub(super) fn seccomp(operation: c_ulong, filter: c_ulong) {
 
 pub unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == PR_SET_SECCOMP {
-        // Its modes are one more than the operations of seccomp(2).
+        // The modes of prctl are the operations of seccomp(2) plus one.
         seccomp(a.wrapping_sub(1), b);
     }
     real!(prctl(option, a, b, c, d))
@@ -208,15 +216,16 @@ extern "C" {
     static environ: Strings;
 }
 
-/// The environment of the program as it is now.
+/// The present environment of the program.
 pub fn current() -> Strings {
-    // SAFETY: libc's variable; a copy of the pointer.
+    // SAFETY: `environ` is libc's variable; only its value is copied.
     unsafe { environ }
 }
 
-/// The program in `file`, relative to `dir`; `search`: by PATH. None: the kernel will say that
-/// something is not there. Or there is nothing for us to do: a shell's child looks at nothing (to look at an
-/// argument takes a handler of faults, four system calls).
+/// Describes the program in `file`, relative to `dir`; `search`: by PATH. None: an argument is
+/// unreadable, and the kernel will report that. Or the library has nothing to do: then it does not
+/// check the arguments, because installing a fault handler takes four system calls, which each
+/// child of a shell would pay.
 fn program<'a>(dir: c_int, file: *const c_char, search: bool, argv: Strings, env: Strings) -> Option<exec::Start<'a>> {
     if let Some(loan) = lent::borrowed() {
         let there = loan.is_served() && exec::borrower::are_strings(file, [argv, env]);
@@ -228,15 +237,15 @@ fn program<'a>(dir: c_int, file: *const c_char, search: bool, argv: Strings, env
     Some(start(dir, file, search, env))
 }
 
-/// The program, of arguments that are there.
+/// Describes the program to execute. Its arguments are readable.
 fn start<'a>(dir: c_int, file: *const c_char, search: bool, env: Strings) -> exec::Start<'a> {
-    // SAFETY: a C string of the caller's.
+    // SAFETY: `is_string` or `probe` has found the string with its end.
     let file = unsafe { CStr::from_ptr(file) };
     let path = search.then(|| environment::value(current(), b"PATH=").unwrap_or_default());
     exec::Start { dir, file, path, env }
 }
 
-/// `f` replaces this program, with the environment that it is given.
+/// Calls `f`, which replaces this program, with the environment for the next program.
 fn replaced_by(start: Option<exec::Start>, env: Strings, f: impl FnOnce(Strings) -> c_int) -> c_int {
     if let (Some(loan), Some(start)) = (lent::borrowed(), &start) {
         return exec::borrower::execute(loan, start, env, f);
@@ -249,7 +258,7 @@ fn replaced_by(start: Option<exec::Start>, env: Strings, f: impl FnOnce(Strings)
     r
 }
 
-/// `f` starts another program, after these file actions.
+/// Calls `f`, which starts another program in a child after these file actions.
 unsafe fn started(
     start: Option<exec::Start>,
     actions: *const c_void,
@@ -258,7 +267,7 @@ unsafe fn started(
 ) -> c_int {
     let Some(start) = start else { return exec::with_environment(env, |env| exec::one_at_a_time(|| f(env))) };
     let actions = match actions.is_null() || actions_are_known() {
-        // SAFETY: the program's, as libc has made them.
+        // SAFETY: null, or file actions that libc has made.
         true => unsafe { exec::Actions::of(actions) },
         false => exec::Actions::Unknown,
     };
@@ -274,13 +283,13 @@ unsafe fn started(
     })
 }
 
-/// Whether this libc's file actions are laid out as we read them: tried once, with two.
+/// Has this libc the layout of file actions that the library reads? Tested once, with two actions.
 fn actions_are_known() -> bool {
     const YES: u8 = 1;
     const NO: u8 = 2;
     static KNOWN: AtomicU8 = AtomicU8::new(0);
     if KNOWN.load(Ordering::Relaxed) == 0 {
-        // SAFETY: libc makes it and ends it.
+        // SAFETY: libc initializes the structure, changes it and destroys it.
         let known = unsafe {
             let mut sample: posix_spawn_file_actions_t = core::mem::zeroed();
             let made = posix_spawn_file_actions_init(&raw mut sample) == 0
@@ -337,28 +346,29 @@ pub unsafe fn posix_spawnp(
     unsafe { started(program(AT_FDCWD, file, true, argv, envp), actions, envp, call) }
 }
 
-/// libc starts a shell, with an environment that we do not see.
+/// Called before libc starts a shell, with an environment that the hook does not see.
 pub fn before_shell() {
     guarded(exec::before_unknown);
 }
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
-    // stdio reads and writes below our hooks.
+    // A stdio stream reads and writes below the hooks.
     upgrade::give_up_fd(fd);
     match table::lookup(fd) {
         Some(d) if d.is_unconnected() && d.is_used() => {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
-        // SAFETY: `mode` is the program's argument of `fdopen`.
+        // SAFETY: `mode` is the argument with which the program has called `fdopen`.
         Some(d) if d.is_conn() && !left_to_musl(fd) => return unsafe { stream_over(fd, mode) },
         _ => {}
     }
     real!(fdopen(fd, mode))
 }
 
-/// A stream over functions has no number for `fileno` in musl. So the connection goes over to kernel TCP, and musl makes
-/// its usual stream. False: the libc is glibc, or the other side of the connection does not answer.
+/// In musl, a stream over functions has no `fileno`. So the connection moves to kernel TCP, and
+/// musl makes an ordinary stream. False: the libc is glibc, or the other side of the connection
+/// does not answer.
 fn left_to_musl(fd: c_int) -> bool {
     if musl::is_here() {
         guarded(|| exec::hand_over(fd));
@@ -378,16 +388,16 @@ extern "C" {
 }
 
 unsafe extern "C" fn cookie_read(cookie: *mut c_void, buf: *mut c_char, n: size_t) -> ssize_t {
-    // SAFETY: stdio reads into its own buffer, which has `n` bytes.
+    // SAFETY: stdio passes its own buffer, which has room for `n` bytes.
     unsafe { super::io::read(cookie as usize as c_int, buf as *mut c_void, n) }
 }
 unsafe extern "C" fn cookie_write(cookie: *mut c_void, buf: *const c_char, n: size_t) -> ssize_t {
     let mut done = 0;
     while done < n {
-        // SAFETY: `done` is less than `n`, and stdio has `n` bytes at `buf`.
+        // SAFETY: `done` is less than `n`, and stdio has passed `n` bytes at `buf`.
         let r = unsafe { super::io::write(cookie as usize as c_int, buf.add(done) as *const c_void, n - done) };
         if r <= 0 {
-            // A cookie's writer says 0 for an error.
+            // The write function of a cookie must return 0 for an error.
             return done as ssize_t;
         }
         done += r as usize;
@@ -395,21 +405,22 @@ unsafe extern "C" fn cookie_write(cookie: *mut c_void, buf: *const c_char, n: si
     n as ssize_t
 }
 unsafe extern "C" fn cookie_close(cookie: *mut c_void) -> c_int {
-    // SAFETY: the cookie is the descriptor; the stream that ends owned it.
+    // SAFETY: the cookie is the descriptor, which the closing stream owned.
     unsafe { super::descriptors::close(cookie as usize as c_int) }
 }
 
-/// A stdio stream over a connection of ours. The cookie is the descriptor.
+/// Opens a stdio stream over a connection in shared memory. Its cookie is the descriptor.
 unsafe fn stream_over(fd: c_int, mode: *const c_char) -> *mut c_void {
     let functions = Cookie { read: cookie_read, write: cookie_write, seek: None, close: cookie_close };
-    // SAFETY: four functions as `fopencookie` wants them; `mode` is the program's string.
+    // SAFETY: the functions have the types that `fopencookie` wants, and `mode` is the program's
+    // string.
     let file = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !file.is_null() {
-        // fileno() answers from here; the place has been part of glibc's ABI
-        // (`struct _IO_FILE`, bits/types/struct_FILE.h) for decades.
+        // fileno() reads this field. Its offset has been part of glibc's ABI (`struct _IO_FILE`,
+        // bits/types/struct_FILE.h) for decades.
         #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
         if !musl::is_here() {
-            // SAFETY: the stream is glibc's, new and 216 bytes long; nobody else has it yet.
+            // SAFETY: glibc has just made this stream of 216 bytes, and no other code knows it.
             unsafe {
                 *((file as *mut u8).add(112) as *mut c_int) = fd;
             }

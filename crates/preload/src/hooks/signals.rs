@@ -1,4 +1,5 @@
-//! Hooks for the actions that the program sets for faults; see [`fsocket_runtime::faults`].
+//! Hooks for the actions that the program sets for SIGSEGV and SIGBUS. The library's handler stays
+//! installed, and calls the program's handler ([`fsocket_runtime::faults`]).
 
 use super::answer::{failed, Answer};
 use fsocket_runtime::signals::Action;
@@ -6,48 +7,48 @@ use fsocket_runtime::{faults, user};
 use fsocket_sys::{Errno, Result};
 use libc::*;
 
-/// A flag that libc adds, and shows.
-const RESTORER: u64 = if cfg!(target_arch = "x86_64") { 0x0400_0000 } else { 0 };
+/// A flag that libc adds, and that the kernel returns.
+const RESTORER: u64 = 0x0400_0000;
 
 fn is_fault(signal: c_int) -> bool {
     matches!(signal, SIGSEGV | SIGBUS)
 }
 
-/// sigaction(3); None: libc's function is to do it.
+/// The hook of sigaction(3). None: the signal is another one, and libc's function must act.
 pub unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Option<c_int> {
     if !is_fault(signal) {
         return None;
     }
-    // SAFETY: null, or the program's structure, as for libc's function.
+    // SAFETY: null, or a structure of the program, as sigaction(3) wants it.
     let new = unsafe { new.as_ref() }.map(|a| Action {
         handler: a.sa_sigaction,
         flags: a.sa_flags as u32 as u64 | RESTORER,
         restorer: 0,
-        // The kernel's signals are the first 64.
-        // SAFETY: a `sigset_t` has 64 bits at least.
+        // The kernel has 64 signals.
+        // SAFETY: a `sigset_t` has at least 64 bits.
         mask: unsafe { *(&raw const a.sa_mask as *const u64) },
     });
     let r = faults::action(signal, new.as_ref())?.map(|was| {
-        // SAFETY: null, or room for a structure, as for libc's function.
+        // SAFETY: null, or room for a structure, as sigaction(3) wants it.
         if let Some(old) = unsafe { old.as_mut() } {
-            // SAFETY: zero bytes are a `sigaction`.
+            // SAFETY: zero bytes are a valid `sigaction`.
             *old = unsafe { core::mem::zeroed() };
             old.sa_sigaction = was.handler;
             old.sa_flags = was.flags as c_int;
-            // SAFETY: a `sigset_t` has 64 bits at least.
+            // SAFETY: a `sigset_t` has at least 64 bits.
             unsafe { *(&raw mut old.sa_mask as *mut u64) = was.mask };
         }
     });
     Some(r.answer())
 }
 
-/// rt_sigaction(2); None: it is none of the two.
+/// The hook of rt_sigaction(2). None: the signal is another one.
 pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: size_t) -> Option<c_long> {
     if !is_fault(signal) || size != size_of::<u64>() {
         return None;
     }
     let changed = || -> Option<Result<()>> {
-        // SAFETY: any bytes are an `Action`; where nothing is, the copy says so.
+        // SAFETY: any bytes are an `Action`; the guarded copy reports a bad pointer.
         let new = match unsafe { user::get_if(new) } {
             Ok(new) => new,
             Err(e) => return Some(Err(e)),
@@ -56,13 +57,14 @@ pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: siz
             Ok(was) => was,
             Err(e) => return Some(Err(e)),
         };
-        // SAFETY: `old` is the program's; where nothing is, the copy says so.
+        // SAFETY: `old` comes from the program; the guarded copy reports a bad pointer.
         Some(if old.is_null() { Ok(()) } else { unsafe { user::put(old, was) } })
     };
     changed().map(|r| Answer::<c_int>::answer(r).into())
 }
 
-/// signal(3), with the flags that it sets, and whether the signal itself is blocked.
+/// The hook of signal(3) and its variants. `flags`: the flags that the variant sets. `blocks`:
+/// whether it blocks the signal during the handler.
 pub unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int, blocks: bool) -> Option<sighandler_t> {
     if !is_fault(signal) {
         return None;

@@ -1,4 +1,5 @@
-//! Making, naming and tuning sockets.
+//! Making, naming and configuring sockets. A socket belongs to the kernel until `connect` or
+//! `accept` chooses its path; these hooks make the choice.
 
 use super::answer::{either, gone, guarded, Answer};
 use fsocket_fdtable::table::{self, Desc, Kind};
@@ -53,7 +54,8 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
     fd
 }
 
-/// The kernel is about to look at a socket that has no path yet.
+/// Resets a recycled socket that has no path yet, because the kernel is about to look at it: it
+/// must look like a new one.
 fn settle_fresh(fd: c_int) {
     if let Some(d) = table::lookup(fd).filter(|d| d.kind() == Kind::Fresh) {
         pristine::settle(fd, d);
@@ -72,7 +74,7 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     }
     settle_fresh(fd);
     let fresh = table::lookup(fd).filter(|d| d.kind() == Kind::Fresh);
-    // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
+    // SAFETY: the program passes `len` bytes at `addr`; they are copied with a check.
     let asked = if fresh.is_some() { unsafe { fsocket_runtime::name::parse(addr, len) } } else { None };
     let family = fresh.map_or(0, |d| d.family());
     if let Some(Err(e)) = asked.filter(|a| u32::from(a.family) == family).map(|a| in_use::before_bind(fd, &a)) {
@@ -115,7 +117,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     r
 }
 
-/// What makes no sense on a connection.
+/// Fails a call that is not valid for a connected socket.
 fn connected(fd: c_int) -> Option<c_int> {
     table::lookup(fd).filter(|d| d.is_conn())?;
     fsocket_sys::Errno::EINVAL.set();
@@ -128,7 +130,8 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
     }
     match table::lookup(fd) {
         Some(d) => {
-            // SAFETY: `addr` and `len` are null or the program's; they are reached by copies that return EFAULT.
+            // SAFETY: `addr` and `len` are null or pointers of the program; guarded copies report
+            // bad ones.
             either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || {
                 counted(d, real!(accept(fd, addr, len)))
             })
@@ -143,7 +146,8 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
         return r;
     }
     match table::lookup(fd) {
-        // SAFETY: `addr` and `len` are null or the program's; they are reached by copies that return EFAULT.
+        // SAFETY: `addr` and `len` are null or pointers of the program; guarded copies report bad
+        // ones.
         Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, flags) }), || {
             counted(d, real!(accept4(fd, addr, len, flags)))
         }),
@@ -152,8 +156,8 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
     }
 }
 
-/// Counts a connection from a listener that the library has left to the kernel: its connections are short, say. -1: there
-/// is none.
+/// Counts a connection from a listener that the library has left to the kernel, for example
+/// because its connections are short. `fd` is -1 if there is no connection.
 fn counted(listener: &Desc, fd: c_int) -> c_int {
     if fd >= 0 && !listener.is_unix() {
         guarded(ops_accept::from_kernel_alone);
@@ -161,7 +165,8 @@ fn counted(listener: &Desc, fd: c_int) -> c_int {
     fd
 }
 
-/// A connection of a listener that is not ours; -1: there is none.
+/// Handles a connection from a listener that is unknown to the library. `fd` is -1 if there is no
+/// connection.
 fn accepted(fd: c_int) -> c_int {
     if fd >= 0 {
         pool::kernel_allocated(fd);
@@ -172,7 +177,8 @@ fn accepted(fd: c_int) -> c_int {
 
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
-        // (It is connected, and the kernel says so, or an epoll instance has watched it before.)
+        // The socket is connected, so the kernel fails the call; or it is new and an epoll
+        // instance watches it.
         Some(d) if d.is_unix() => {
             let r = real!(connect(fd, addr, len));
             if r == 0 {
@@ -183,10 +189,11 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         }
         Some(d) => {
             let was_fresh = d.kind() == Kind::Fresh;
-            // SAFETY: the program says that `len` bytes are at `addr`; they are checked before they are read.
+            // SAFETY: the program passes `len` bytes at `addr`; they are checked before they are
+            // read.
             either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || {
                 pristine::settle(fd, d);
-                // SAFETY: the contract is this function's, with the same arguments.
+                // SAFETY: the program passes `len` bytes at `addr`; the kernel checks that.
                 let result = unsafe { kernel_connect(fd, addr, len) };
                 let errno = fsocket_sys::errno::Saved::errno();
                 if result == 0 || errno.is(fsocket_sys::Errno::EINPROGRESS) {
@@ -200,9 +207,9 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         }
         None if gone(fd) => -1,
         None => {
-            // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
+            // SAFETY: the program passes `len` bytes at `addr`; they are copied with a check.
             guarded(|| unsafe { slice::choose_unknown(fd, addr, len) });
-            // SAFETY: the contract is this function's, with the same arguments.
+            // SAFETY: the program passes `len` bytes at `addr`; the kernel checks that.
             let r = unsafe { kernel_connect(fd, addr, len) };
             if r == 0 {
                 // SAFETY: the kernel has just read `len` bytes at `addr`.
@@ -213,8 +220,8 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     }
 }
 
-/// The kernel's; where the socket's slice of source ports is full, any port will
-/// do.
+/// Connects in the kernel. If the socket's slice of source ports has no free port, tries again
+/// with any port.
 unsafe fn kernel_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     let result = real!(connect(fd, addr, len));
     if result < 0 && slice::widen(fd) {
@@ -245,7 +252,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
 pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     settle_fresh(fd);
     match table::lookup(fd) {
-        // SAFETY: `addr` and `len` are the program's; the copy returns EFAULT where nothing is.
+        // SAFETY: `addr` and `len` come from the program; guarded copies report bad ones.
         Some(d) if d.is_conn() && !d.is_unix() => Answer::answer(unsafe { names::local(d, addr, len) }),
         None if gone(fd) => -1,
         _ => real!(getsockname(fd, addr, len)),
@@ -255,8 +262,8 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     settle_fresh(fd);
     match table::lookup(fd) {
-        // (Once it is reset it has none; the kernel knows.)
-        // SAFETY: `addr` and `len` are the program's; the copy returns EFAULT where nothing is.
+        // After a reset a connection has no peer; then the kernel returns the right error.
+        // SAFETY: `addr` and `len` come from the program; guarded copies report bad ones.
         Some(d) if path::still_ours(d) && !d.is_unix() => Answer::answer(unsafe { names::peer(d, addr, len) }),
         None if gone(fd) => -1,
         _ => real!(getpeername(fd, addr, len)),
@@ -266,7 +273,7 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
     settle_fresh(fd);
     match table::lookup(fd) {
-        // SAFETY: the contract is this function's, with the same arguments.
+        // SAFETY: the program passes `len` bytes at `val`; they are copied with a check.
         Some(d) => guarded(|| unsafe { set_known(fd, d, level, name, val, len) }),
         None if gone(fd) => -1,
         None => {
@@ -290,7 +297,7 @@ unsafe fn set_known(
     if d.kind() == Kind::Epoll {
         return real!(setsockopt(fd, level, name, val, len));
     }
-    // SAFETY: the program says that `len` bytes are at `val`; they are checked before they are read.
+    // SAFETY: the program passes `len` bytes at `val`; they are checked before they are read.
     let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || {
         real!(setsockopt(fd, level, name, val, len))
     });
@@ -306,18 +313,20 @@ unsafe fn set_known(
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {
     settle_fresh(fd);
     if (level, name) == (SOL_SOCKET, SO_COOKIE) {
-        // The next socket has another one.
+        // The program now knows the cookie, so the placeholder cannot be reused for another
+        // socket.
         table::reached_kernel(fd);
     }
     match table::lookup(fd) {
         Some(d) => {
-            // SAFETY: `val` and `len` are the program's; the copy returns EFAULT where nothing is.
+            // SAFETY: `val` and `len` come from the program; guarded copies report bad ones.
             let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || {
                 real!(getsockopt(fd, level, name, val, len))
             });
-            // SAFETY: a number that the kernel, or `opts::get`, has just written.
+            // SAFETY: the guarded copy reports a bad pointer. The kernel, or `opts::get`, has just
+            // written the number there.
             if r == 0 && zone::hides(d, level, name) && unsafe { user::get(len) }.is_ok_and(|n| n >= 4) {
-                // SAFETY: four bytes at least were written there.
+                // SAFETY: at least four bytes were just written there.
                 let _ = unsafe { user::put(val as *mut c_int, 0) };
             }
             r

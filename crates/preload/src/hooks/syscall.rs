@@ -1,6 +1,7 @@
-//! System calls made by number.
+//! `syscall`: system calls by number. A call that concerns a descriptor of the library runs the
+//! hook of the same name, so both ways to make the call behave alike.
 
-#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+#![allow(non_upper_case_globals)] // system call numbers, with the kernel's names
 
 use super::answer::guarded;
 use super::passed::{mlockall, munlockall};
@@ -14,7 +15,7 @@ use fsocket_runtime::{lent, sealed, user};
 use fsocket_shm::cancel;
 use libc::*;
 
-/// The entry of `syscall` (vfork.rs), for all that is not a `vfork`.
+/// The target of `syscall` (vfork.rs), for all numbers except a `vfork`.
 pub unsafe extern "C-unwind" fn entry(
     number: c_long,
     a: c_ulong,
@@ -49,9 +50,8 @@ unsafe fn unusual(number: c_long, args: [c_ulong; 6]) -> c_long {
     r
 }
 
-/// System calls made by number (libuv closes descriptors like this). Those that
-/// concern a descriptor of ours are the hooks of the same name; the arguments
-/// lie in the same registers.
+/// Passes a call that concerns a descriptor of the library to the hook of the same name, with the
+/// same arguments. (libuv, for example, closes descriptors in this way.)
 // Long: a table.
 unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long {
     let fd = a as c_int;
@@ -84,7 +84,6 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             | SYS_landlock_restrict_self => init::wake(),
             SYS_clone3 | SYS_clone => init::lends_memory(),
             SYS_prctl | SYS_seccomp | SYS_execve | SYS_execveat | SYS_mlockall | SYS_munlockall => {}
-            #[cfg(target_arch = "x86_64")]
             SYS_fork | SYS_epoll_create => {}
             _ => return real!(syscall(number, a, b, c, d, e, f)),
         }
@@ -92,8 +91,8 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
     if !by_number::may_have(number, &[a, b, c, d, e, f]) {
         return super::answer::failed(fsocket_sys::Errno::EBADF);
     }
-    // SAFETY: the program's arguments. Each arm passes those of the system call, which are those of the libc function, in
-    // order.
+    // SAFETY: the program's arguments. Each arm passes those of the system call, which are also
+    // those of the libc function, in order.
     unsafe {
         match number {
             SYS_socket => guarded(|| so::socket(fd, b as _, c as _)) as c_long,
@@ -105,7 +104,7 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             SYS_rt_sigaction => super::signals::raw(fd, b as _, c as _, d as _)
                 .unwrap_or_else(|| real::syscall(number, a, b, c, d, e, f)),
             SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
-            // (All of them by the kernel's numbers: libc's would change every thread.)
+            // Made by number, because libc's functions would change every thread.
             SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
             | SYS_setfsuid | SYS_setfsgid => {
                 guarded(|| credentials::changing_thread(|| real::syscall(number, a, b, c, d, e, f)))
@@ -125,7 +124,6 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
                 guarded(|| seccomp(a, c));
                 real::syscall(number, a, b, c, d, e, f)
             }
-            #[cfg(target_arch = "x86_64")]
             SYS_fork => guarded(|| forked(0, || real::syscall(number, a, b, c, d, e, f))),
             SYS_clone if forks(a) && b == 0 => guarded(|| forked(a, || real::syscall(number, a, b, c, d, e, f))),
             SYS_clone3 => match clone3_flags(a, b) {
@@ -134,14 +132,11 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             },
             SYS_pidfd_getfd => guarded(|| passed::pidfd_getfd(fd, b as _, c as _)) as c_long,
             SYS_dup3 => guarded(|| de::dup3(fd, b as _, c as _)) as c_long,
-            #[cfg(target_arch = "x86_64")]
             SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,
-            #[cfg(target_arch = "x86_64")]
             SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
             SYS_ppoll if re::whole_mask(d as _, e) && re::is_there(c as *const timespec) => {
                 re::ppoll_telling(a as _, b as _, c as _, d as _) as c_long
             }
-            #[cfg(target_arch = "x86_64")]
             SYS_select => {
                 re::select_or(fd, b as _, c as _, d as _, e as _, || real::syscall(number, a, b, c, d, e, f) as c_int)
                     as c_long
@@ -164,14 +159,15 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
                 guarded(|| super::uring::register(b as _, c as _, d as _));
                 real::syscall(number, a, b, c, d, e, f)
             }
-            SYS_splice => passed::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             SYS_bpf => {
                 guarded(|| by_number::bpf(a, b, c));
                 real::syscall(number, a, b, c, d, e, f)
             }
             SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
             SYS_tee => passed::tee(fd, b as _, c as _, d as _) as c_long,
-            // A message may carry descriptors, an instance may be the kernel's: whatever `fd` is.
+            // These take any file: a message may carry descriptors, and the epoll instance may be
+            // one that only the kernel serves.
             SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
             SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
             SYS_recvmsg => io::recvmsg(fd, b as _, c as _) as c_long,
@@ -187,13 +183,14 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
     }
 }
 
-/// Of the calls whose first argument is a descriptor, which is one of ours here.
+/// Handles calls whose first argument is a descriptor of the library.
 ///
 /// # Safety
-/// As [`syscall`].
+/// As for [`syscall`].
 unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_long {
     let fd = a as c_int;
-    // SAFETY: as in `syscall`: the program's arguments, in the order of the libc function.
+    // SAFETY: the program's arguments of the system call, which are also those of the libc
+    // function, in order.
     unsafe {
         match number {
             SYS_bind => guarded(|| so::bind(fd, b as _, c as _)) as c_long,
@@ -214,7 +211,6 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
             SYS_sendto => io::sendto(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             SYS_dup => guarded(|| de::dup(fd)) as c_long,
             SYS_fcntl => passed::fcntl(fd, b as _, c) as c_long,
-            #[cfg(target_arch = "x86_64")]
             SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
             SYS_epoll_pwait if re::whole_mask(e as _, f) => {
                 re::epoll_pwait(fd, b as _, c as _, d as _, e as _) as c_long
@@ -222,11 +218,11 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
             SYS_epoll_pwait2 if re::whole_mask(e as _, f) => {
                 re::epoll_pwait2(fd, b as _, c as _, d as _, e as _) as c_long
             }
-            // (The offset in two halves, the upper of which means nothing with 64 bits.)
+            // The offset comes in two halves. On 64 bits the kernel ignores the upper one.
             SYS_preadv2 => io::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
             SYS_pwritev2 => io::pwritev2(fd, b as _, c as _, d as _, f as _) as c_long,
             _ => {
-                // The kernel may change the placeholder, or say which it is.
+                // The kernel may change the placeholder, or tell which file it is.
                 table::reached_kernel(fd);
                 real::syscall(number, a, b, c, d, e, f)
             }
@@ -234,16 +230,16 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
     }
 }
 
-/// Flags of a clone3(2) that is a fork on the caller's stack.
+/// The flags of a clone3(2) that forks on the caller's stack. None: it does something else.
 ///
 /// # Safety
-/// `args` is readable for `size` bytes.
+/// `args` comes from the program, with `size`.
 unsafe fn clone3_flags(args: c_ulong, size: c_ulong) -> Option<c_ulong> {
-    // struct clone_args: u64 each; the first is the flags, the sixth the stack.
+    // struct clone_args: members of 64 bits. The first is the flags, the sixth the stack.
     if size < 64 {
         return None;
     }
-    // SAFETY: `args` is the program's for 64 bytes at least; where nothing is, the copy says so.
+    // SAFETY: any bytes are numbers; the guarded copy reports a bad pointer.
     let [flags, _, _, _, _, stack] = unsafe { user::get(args as *const [u64; 6]) }.ok()?;
     (forks(flags) && stack == 0).then_some(flags)
 }

@@ -1,4 +1,5 @@
-//! Cancellation of threads; `fsocket_shm::cancel` says how.
+//! Cancellation of threads (`fsocket_shm::cancel`, ADR 31). A cancelled thread ends between two
+//! calls of the library, never inside a frame that holds something.
 
 use crate::real;
 use fsocket_runtime::musl;
@@ -8,22 +9,22 @@ use libc::*;
 const DEFERRED: c_int = 0;
 const ASYNCHRONOUS: c_int = 1;
 
-/// libc's `pthread_testcancel`, which is libpthread's in glibc before 2.34. That unwinds the thread's stack: a frame that has
-/// something to clean up would end the process.
+/// Calls libc's `pthread_testcancel` (in glibc before 2.34 it is in libpthread). It may unwind the
+/// thread's stack. A frame that has something to clean up would end the process then.
 #[inline(always)]
 fn test() {
     let address = real::address(c"pthread_testcancel");
     if !address.is_null() {
-        // SAFETY: libc's function of that name.
+        // SAFETY: libc's function of that name has this type.
         unsafe { core::mem::transmute::<*const c_void, unsafe extern "C-unwind" fn()>(address)() };
     }
 }
 
-/// `pthread_cancel` of musl. Its signal may arrive while the thread is on its way to sleep in us, and once only, so the
-/// request is noted before ([`fsocket_shm::cancel_in_musl`]).
+/// `pthread_cancel` of musl. Its signal comes only once, and may arrive when the thread is about
+/// to sleep in the library. So the request is noted before ([`fsocket_shm::cancel_in_musl`]).
 ///
 /// # Safety
-/// As pthread_cancel(3).
+/// As for pthread_cancel(3).
 #[cold]
 unsafe fn cancel_in_musl(thread: pthread_t) -> c_int {
     {
@@ -31,7 +32,8 @@ unsafe fn cancel_in_musl(thread: pthread_t) -> c_int {
         cancel::be_careful();
         fsocket_shm::cancel_in_musl::take_over(|helper| real!(pthread_cancel(helper)));
     }
-    // SAFETY: the program says that the thread has not been joined, as for libc's function.
+    // SAFETY: pthread_cancel(3) requires that the thread has not been joined, so its handle is
+    // valid.
     let tid = unsafe { cancel::tid_of(thread) };
     let request = cancel::announce(thread, tid);
     let r = real!(pthread_cancel(thread));
@@ -47,21 +49,23 @@ unsafe fn cancel_in_musl(thread: pthread_t) -> c_int {
 
 pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
     if musl::is_here() {
-        // SAFETY: the contract is this function's, with the same argument.
+        // SAFETY: pthread_cancel(3) requires that the thread has not been joined, so its handle is
+        // valid.
         return unsafe { cancel_in_musl(thread) };
     }
     if thread == cancel::me() as pthread_t {
-        // glibc's own functions act upon it, and ours test for it.
+        // glibc's own functions act upon the request, and the hooks test for it.
         cancel::be_careful();
         let r = real!(pthread_cancel(thread));
         if r == 0 {
-            // SAFETY: the calling thread's own.
+            // SAFETY: this is the handle of the calling thread, which is valid.
             asleep::cancelled(thread, unsafe { cancel::tid_of(thread) });
         }
         return r;
     }
-    // Before: it may be gone right after.
-    // SAFETY: the program says that the thread has not been joined, as for libc's function.
+    // Read before the cancellation, because the thread may end right after it.
+    // SAFETY: pthread_cancel(3) requires that the thread has not been joined, so its handle is
+    // valid.
     let tid = unsafe { cancel::tid_of(thread) };
     cancel::be_careful();
     let r = real!(pthread_cancel(thread));
@@ -79,9 +83,9 @@ pub unsafe fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
     real!(pthread_setcanceltype(kind, old))
 }
 
-/// The beginning of a hook in a program that cancels threads. `point`: it is a
-/// cancellation point. Our frames are not to be unwound from anywhere: the type of
-/// cancellation is deferred; returns what it was.
+/// Begins a hook in a program that cancels threads. `point`: the hook is a cancellation point.
+/// Defers cancellation until [`leave`], because nothing may unwind the library's frames. Returns
+/// the former type if it must be restored.
 #[cold]
 #[inline(never)]
 pub fn enter(point: bool) -> Option<c_int> {
@@ -93,15 +97,15 @@ pub fn enter(point: bool) -> Option<c_int> {
     (old != DEFERRED).then_some(old)
 }
 
-/// Its end.
+/// Ends such a hook: restores the former type.
 #[cold]
 #[inline(never)]
 pub fn leave(kind: c_int) {
-    // Acts at once, if there is something to act upon.
+    // If a request is pending, libc acts upon it here.
     real!(pthread_setcanceltype(kind, core::ptr::null_mut()));
 }
 
-/// An operation has ended.
+/// Called after an operation: ends the thread if it was cancelled.
 #[cold]
 #[inline(never)]
 pub fn after() {

@@ -1,12 +1,13 @@
-//! liburing. It makes its system calls itself, below every hook of libc.
+//! Functions of liburing, which makes its system calls inline, below all hooks of libc. Sockets
+//! that an entry names move to the kernel before the entry is submitted (ADR 30).
 //!
-//! `struct io_uring` is part of its ABI; what is read here has not moved since
-//! version 2.0.
+//! `struct io_uring` is part of liburing's ABI. The fields that this module reads have not moved
+//! since version 2.0.
 
 use fsocket_lifecycle::uring::{self, Queue};
 use libc::*;
 
-/// The beginning of `struct io_uring_sq`.
+/// The first members of `struct io_uring_sq`.
 #[repr(C)]
 struct Sq {
     head: *const u32,
@@ -31,7 +32,7 @@ struct Cq {
     ring_ptr: *const c_void,
     more: [u32; 4],
 }
-/// The beginning of `struct io_uring`.
+/// The first members of `struct io_uring`.
 #[repr(C)]
 struct Ring {
     sq: Sq,
@@ -44,15 +45,16 @@ unsafe fn queue(r: &Ring) -> Option<Queue> {
     if r.sq.mask.is_null() || r.sq.head.is_null() || r.sq.tail.is_null() || r.sq.sqes.is_null() {
         return None;
     }
-    // SAFETY: liburing has mapped the queue to which these point, and the program keeps the ring as long as it uses it.
+    // SAFETY: liburing has mapped the queue to which the pointers lead. The program keeps the ring
+    // while it uses it.
     unsafe { Some(Queue::of_liburing(r.sq.head, r.sq.tail, r.sq.sqes, (*r.sq.mask).wrapping_add(1), r.flags)) }
 }
 
-/// A function of liburing has returned `r` for this ring.
+/// Called when a function of liburing has returned `r` for this ring.
 pub unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
-    // SAFETY: null, or the ring that liburing has filled; its beginning is as declared here.
+    // SAFETY: null, or a ring that liburing has filled, whose first members are declared here.
     if let Some(ring) = unsafe { (ring as *const Ring).as_ref() }.filter(|_| r >= 0) {
-        // SAFETY: a ring of liburing's.
+        // SAFETY: liburing has filled the ring.
         if let Some(q) = unsafe { queue(ring) } {
             uring::made_by_liburing(ring.fd, q);
         }
@@ -60,46 +62,46 @@ pub unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
     r
 }
 
-/// Entries that the program has filled are about to be submitted.
+/// Called when entries that the program has filled are about to be submitted.
 pub unsafe fn submitting(ring: *const c_void) {
-    // SAFETY: null, or a ring that liburing has filled; its beginning is as declared here.
+    // SAFETY: null, or a ring that liburing has filled, whose first members are declared here.
     if let Some(ring) = unsafe { (ring as *const Ring).as_ref() } {
-        // SAFETY: a ring of liburing's.
+        // SAFETY: liburing has filled the ring.
         if let Some(q) = unsafe { queue(ring) } {
             uring::submitting(&q, ring.sq.sqe_tail);
         }
     }
 }
 
-/// io_uring_setup(2) has returned `r`.
+/// Called when io_uring_setup(2) has returned `r`.
 pub unsafe fn setup(params: c_ulong, r: c_long) -> c_long {
     if r >= 0 && params != 0 {
         let _errno = fsocket_sys::errno::Saved::errno();
-        // SAFETY: the kernel has filled `params`.
+        // SAFETY: the call has succeeded, so the kernel has filled `params`.
         unsafe { uring::made(r as c_int, params as *const u8) };
     }
     r
 }
 
-/// Before io_uring_enter(2).
+/// Called before io_uring_enter(2).
 pub fn enter(fd: c_int, to_submit: c_uint, flags: c_uint) {
     uring::entering(fd, to_submit, flags);
 }
 
-/// Before io_uring_register(2).
+/// Called before io_uring_register(2).
 pub unsafe fn register(op: c_uint, arg: *const u8, n: c_uint) {
     // SAFETY: the program's arguments of io_uring_register(2).
     unsafe { uring::registering(op, arg, n) };
 }
 
-/// Before descriptors are registered.
+/// Called before descriptors are registered with a ring.
 pub unsafe fn named(files: *const c_int, n: c_uint) {
-    // SAFETY: the program says that `n` numbers are at `files`.
+    // SAFETY: the program passes `n` numbers at `files`.
     unsafe { uring::named(files, n) };
 }
 
 pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
-    // SAFETY: null, or a ring that liburing has filled; its beginning is as declared here.
+    // SAFETY: null, or a ring that liburing has filled, whose first members are declared here.
     let fd = unsafe { (ring as *const Ring).as_ref() }.map(|r| r.fd);
     if let Some(fd) = fd {
         uring::closed(fd);

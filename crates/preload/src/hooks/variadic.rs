@@ -1,8 +1,7 @@
-//! Functions with variable arguments. They cannot be written in Rust: a few
-//! instructions keep every register that may carry an argument. Then either we do
-//! what is to be done before and jump to libc's function, or (`execl` and its
-//! like) the arguments become a list, and the hook that takes lists is called.
-//! And `dlopen`, which must be left by a jump, too: it looks at who has called it.
+//! Functions with variable arguments, which cannot be written in Rust. A few instructions save
+//! every register that may carry an argument. Most hooks then do their step and jump to libc's
+//! function. For `execl` and its variants the arguments become a list, and the hook that takes a
+//! list is called. `dlopen` must be reached by a jump, too, because it examines its caller.
 
 use super::answer::guarded;
 use super::{passed, process};
@@ -12,7 +11,7 @@ use fsocket_runtime::lent;
 use fsocket_sys as sys;
 use libc::*;
 
-/// The first argument is a descriptor that libc writes to itself.
+/// For a function whose first argument is a descriptor to which libc itself writes.
 pub fn hand_over(fd: usize, _: usize) -> Option<*const c_void> {
     match lent::is_borrower() {
         true => exec::borrower::touch(fd as c_int),
@@ -21,27 +20,30 @@ pub fn hand_over(fd: usize, _: usize) -> Option<*const c_void> {
     None
 }
 
-/// `dlopen`, which looks at who calls it: ours is called only for libraries that would go past us.
+/// For `dlopen`, which examines its caller. The library itself calls `dlopen` only for libraries
+/// that would bypass the hooks.
 pub fn load(file: usize, flags: usize) -> Option<*const c_void> {
     deep::wanted(file as *const c_char, flags as c_int).then_some(deep::load as *const c_void)
 }
 
-/// Arguments as the caller has passed them: some in registers, then the stack.
+/// The arguments as the caller has passed them: the first ones in registers, the others on the
+/// stack.
 pub struct Arguments {
     registers: *const usize,
     stack: *const usize,
 }
 
-/// Registers that carry arguments.
-const REGISTERS: usize = if cfg!(target_arch = "x86_64") { 6 } else { 8 };
-/// Strings for which there is room on the stack.
+/// The number of registers that carry arguments.
+const REGISTERS: usize = 6;
+/// The most strings for which there is room on the stack.
 const STRINGS: usize = 256;
 
 impl Arguments {
     /// # Safety
-    /// The caller passed more than `i` arguments, all of them pointers.
+    /// The caller has passed more than `i` arguments, and argument `i` is a pointer.
     unsafe fn get(&self, i: usize) -> *const c_char {
-        // SAFETY: the program passed more than `i` arguments, of which the first `REGISTERS` lie in `registers`.
+        // SAFETY: the program has passed more than `i` arguments. The first `REGISTERS` are in
+        // `registers`, the others on the stack.
         unsafe {
             match i.checked_sub(REGISTERS) {
                 None => *self.registers.add(i) as *const c_char,
@@ -50,20 +52,20 @@ impl Arguments {
         }
     }
 
-    /// Call `f` with the strings from argument 1 to the null that ends them, and
-    /// with the number of the argument behind that.
+    /// Calls `f` with the strings from argument 1 to the terminating null, and with the number of
+    /// the argument after that null.
     ///
     /// # Safety
-    /// There is such a null.
+    /// The arguments contain such a null.
     unsafe fn with_list(&self, f: impl FnOnce(*const *const c_char, usize) -> c_int) -> c_int {
         let mut n = 0;
-        // SAFETY: up to the null.
+        // SAFETY: all arguments up to the null exist.
         while !unsafe { self.get(1 + n) }.is_null() {
             n += 1;
         }
         let fill = |list: &mut [*const c_char]| {
             for (i, s) in list.iter_mut().enumerate().take(n) {
-                // SAFETY: before the null.
+                // SAFETY: this argument is before the null.
                 *s = unsafe { self.get(1 + i) };
             }
         };
@@ -78,40 +80,40 @@ impl Arguments {
             return -1;
         };
         let memory = memory as *mut *const c_char;
-        // SAFETY: room for n + 1 pointers, zero, aligned to a page.
+        // SAFETY: the new mapping is zeroed, page-aligned, and has room for n + 1 pointers.
         fill(unsafe { core::slice::from_raw_parts_mut(memory, n + 1) });
         let r = f(memory, n + 2);
-        // SAFETY: mapped above.
+        // SAFETY: the memory was mapped above with this size, and nothing refers to it any more.
         let _ = unsafe { sys::munmap(memory as *mut u8, size) };
         r
     }
 }
 
 /// # Safety
-/// As `execl(3)`.
+/// As for `execl(3)`.
 pub unsafe fn list(a: &Arguments) -> c_int {
-    // SAFETY: the program ends the list with null, as for libc's function; argument 0 is there.
+    // SAFETY: the program ends the list of an exec function with null; argument 0 is there.
     unsafe { a.with_list(|argv, _| passed::execv(a.get(0), argv)) }
 }
 
 /// # Safety
-/// As `execlp(3)`.
+/// As for `execlp(3)`.
 pub unsafe fn list_by_path(a: &Arguments) -> c_int {
-    // SAFETY: the program ends the list with null, as for libc's function; argument 0 is there.
+    // SAFETY: the program ends the list of an exec function with null; argument 0 is there.
     unsafe { a.with_list(|argv, _| passed::execvp(a.get(0), argv)) }
 }
 
 /// # Safety
-/// As `execle(3)`.
+/// As for `execle(3)`.
 pub unsafe fn list_and_environment(a: &Arguments) -> c_int {
-    // SAFETY: the program ends the list with null, as for libc's function; argument 0 is there.
+    // SAFETY: the program ends the list of an exec function with null; argument 0 is there.
     unsafe { a.with_list(|argv, next| process::execve(a.get(0), argv, a.get(next) as *const *const c_char)) }
 }
 
-/// Called by the few instructions below.
+/// Called by the instructions below.
 ///
 /// # Safety
-/// `registers` and `stack` are where the arguments lie.
+/// `registers` and `stack` are the addresses of the arguments.
 pub unsafe fn collected(registers: *const usize, stack: *const usize, f: unsafe fn(&Arguments) -> c_int) -> c_int {
     // SAFETY: the instructions of the hook have put the program's arguments at `registers` and `stack`.
     guarded(|| unsafe { f(&Arguments { registers, stack }) })
@@ -124,20 +126,20 @@ macro_rules! trampoline {
     (load, $name:ident) => {
         variadic::trampoline!(before load, $name);
     };
-    // (vfork.rs)
+    // `vfork` and `syscall` are in vfork.rs.
     (own, $name:ident) => {};
     (before $what:ident, $name:ident) => {
         const _: () = {
-            // Both arguments are as the caller has passed them.
+            // Gets the first two arguments of the caller, and returns the address to which the
+            // hook jumps.
             extern "C" fn before(first: usize, second: usize) -> *const c_void {
                 variadic::$what(first, second).unwrap_or_else(|| real::target(real::c_name!($name)))
             }
-            #[cfg(target_arch = "x86_64")]
             #[unsafe(naked)]
             #[no_mangle]
             unsafe extern "C" fn $name() {
-                // rax: number of vector registers in use. 8 + 200 keeps the stack
-                // aligned.
+                // rax is the number of vector registers in use. With the return address (8 bytes),
+                // 200 bytes keep the stack aligned.
                 core::arch::naked_asm!(
                     "sub rsp, 200",
                     "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx",
@@ -157,40 +159,18 @@ macro_rules! trampoline {
                     before = sym before,
                 )
             }
-            #[cfg(target_arch = "aarch64")]
-            #[unsafe(naked)]
-            #[no_mangle]
-            unsafe extern "C" fn $name() {
-                core::arch::naked_asm!(
-                    "stp x29, x30, [sp, #-224]!",
-                    "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-                    "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]", "str x8, [sp, #80]",
-                    "stp q0, q1, [sp, #96]", "stp q2, q3, [sp, #128]",
-                    "stp q4, q5, [sp, #160]", "stp q6, q7, [sp, #192]",
-                    "bl {before}",
-                    "mov x16, x0",
-                    "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]",
-                    "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]", "ldr x8, [sp, #80]",
-                    "ldp q0, q1, [sp, #96]", "ldp q2, q3, [sp, #128]",
-                    "ldp q4, q5, [sp, #160]", "ldp q6, q7, [sp, #192]",
-                    "ldp x29, x30, [sp], #224",
-                    "br x16",
-                    before = sym before,
-                )
-            }
         };
     };
     ($collector:ident, $name:ident) => {
         const _: () = {
             unsafe extern "C" fn collected(registers: *const usize, stack: *const usize) -> c_int {
-                // SAFETY: as laid out by the instructions below.
+                // SAFETY: the instructions below have stored the arguments at these addresses.
                 unsafe { variadic::collected(registers, stack, variadic::$collector) }
             }
-            #[cfg(target_arch = "x86_64")]
             #[unsafe(naked)]
             #[no_mangle]
             unsafe extern "C" fn $name() {
-                // The caller's arguments on the stack lie behind the return address.
+                // The caller's stack arguments follow the return address.
                 core::arch::naked_asm!(
                     "sub rsp, 56",
                     "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx",
@@ -199,22 +179,6 @@ macro_rules! trampoline {
                     "lea rsi, [rsp + 64]",
                     "call {collected}",
                     "add rsp, 56",
-                    "ret",
-                    collected = sym collected,
-                )
-            }
-            #[cfg(target_arch = "aarch64")]
-            #[unsafe(naked)]
-            #[no_mangle]
-            unsafe extern "C" fn $name() {
-                core::arch::naked_asm!(
-                    "stp x29, x30, [sp, #-80]!",
-                    "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-                    "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                    "add x0, sp, #16",
-                    "add x1, sp, #80",
-                    "bl {collected}",
-                    "ldp x29, x30, [sp], #80",
                     "ret",
                     collected = sym collected,
                 )

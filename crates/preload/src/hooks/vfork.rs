@@ -1,8 +1,8 @@
-//! `vfork`, and the system calls that are one by their flags. The child returns through its caller's frame before the
-//! parent does, on the same stack: so this is no function that calls another one and returns, but a few instructions.
-//! The parent waits on a stack of its own (`fsocket_lifecycle::lend`).
+//! `vfork`, and system calls that do the same by their flags. The child returns to its caller
+//! before the parent does, on the same stack. So the hook is a few instructions without a frame of
+//! its own. The parent waits on a separate stack (`fsocket_lifecycle::lend`).
 
-#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+#![allow(non_upper_case_globals)] // system call numbers, with the kernel's names
 
 use super::answer::guarded;
 use super::clone::{is_vfork, BORROWS};
@@ -14,7 +14,7 @@ use fsocket_runtime::lent::Loan;
 use fsocket_runtime::{lent, process as state, user};
 use libc::*;
 
-/// Two registers: the loan, or null and where to jump to instead.
+/// The result in two registers: a loan, or null and the address to jump to instead.
 #[repr(C)]
 pub struct Way {
     loan: *const Loan,
@@ -27,21 +27,21 @@ impl Way {
     }
 }
 
-/// Flags that the instructions below have no argument for, or need for themselves.
+/// Flags that the instructions below do not support, or use themselves.
 const TAKEN: u64 = (CLONE_SETTLS | CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) as u64;
 
-/// `vfork` where the child cannot be told from its parent: the real one's runs in our memory, and would take the
-/// parent's connections down with each close().
+/// Forks instead of `vfork` if the library could not distinguish the child from its parent. With a
+/// real `vfork`, each close() of the child would close the parent's connection.
 unsafe extern "C" fn forked_for_exec() -> pid_t {
-    // SAFETY: libc's, and the program's as for `vfork`.
+    // SAFETY: fork() takes no argument, and the program, which calls vfork(), expects a child.
     unsafe { fork() }
 }
 
-/// `vfork()`.
+/// Decides how `vfork()` is done.
 #[link_section = ".text.fsocket_start"]
 pub extern "C" fn lent() -> Way {
     if state::is_asleep() {
-        // There is nothing to keep, as in a shell: libc's own.
+        // The library has no state to protect, as in a shell: libc's own function runs.
         init::lends_memory();
         return Way::to(target(c"vfork"));
     }
@@ -55,16 +55,16 @@ pub extern "C" fn lent() -> Way {
     }
 }
 
-/// `syscall(number, …)` for those numbers that may be a `vfork`. Both null: it is none.
+/// Decides how `syscall(number, …)` is done for the numbers that may be a `vfork`. Both null: the
+/// call is none.
 ///
 /// # Safety
-/// As syscall(2).
+/// As for syscall(2).
 pub unsafe extern "C" fn lent_by_number(number: c_long, a: u64, b: u64, c: u64, _d: u64, _e: u64) -> Way {
     let none = Way::to(core::ptr::null());
     let (flags, pidfd) = match number {
-        #[cfg(target_arch = "x86_64")]
         SYS_vfork => (BORROWS | SIGCHLD as u64, 0),
-        // On a stack of its own nothing returns from a C function.
+        // If the child has a stack of its own, it does not return through the caller's frame.
         SYS_clone if b == 0 => (a, c),
         // SAFETY: the program's arguments of clone3(2).
         SYS_clone3 => match unsafe { of_clone3(a, b) } {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn lent_by_number(number: c_long, a: u64, b: u64, c: u64, 
     if flags & CLONE_VM as u64 == 0 || flags & CLONE_THREAD as u64 != 0 {
         return none;
     }
-    // (Not through a frame of the library, which the child would take down.)
+    // A jump, because the child would destroy a frame of the library.
     let raw = Way::to(target(c"syscall"));
     if state::is_asleep() {
         init::lends_memory();
@@ -91,15 +91,16 @@ pub unsafe extern "C" fn lent_by_number(number: c_long, a: u64, b: u64, c: u64, 
     }
 }
 
-/// Flags and pidfd of a clone3(2) on the caller's stack that clone(2) can do, too.
+/// Flags and pidfd of a clone3(2) on the caller's stack, if clone(2) can do the same.
 ///
 /// # Safety
-/// `args` is readable for `size` bytes.
+/// `args` comes from the program, with `size`.
 unsafe fn of_clone3(args: u64, size: u64) -> Option<(u64, u64)> {
-    // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, its size.
-    // SAFETY: any bytes are numbers; where nothing is, the copy says so.
+    // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls,
+    // set_tid, set_tid_size.
+    // SAFETY: any bytes are numbers; the guarded copy reports a bad pointer.
     let [flags, pidfd, _, _, signal, stack, _, _] = unsafe { user::get(args as *const [u64; 8]) }.ok()?;
-    // SAFETY: any bytes are numbers, here, too.
+    // SAFETY: any bytes are numbers; the guarded copy reports a bad pointer.
     let more = size >= 80 && unsafe { user::get((args + 64) as *const [u64; 2]) }.is_ok_and(|m| m[1] != 0);
     (size >= 64 && stack == 0 && !more && flags >> 32 == 0 && signal < 64).then_some((flags | signal, pidfd))
 }
@@ -109,7 +110,7 @@ extern "C" fn born(loan: &Loan) {
 }
 
 extern "C" fn serve(loan: &Loan, made: i64) -> i64 {
-    // (The child is there, whatever happens: a panic fails what it has asked for.)
+    // The child exists whatever happens. If the service panics, only the child's request fails.
     guarded(|| lend::serve(loan, made))
 }
 
@@ -117,12 +118,12 @@ extern "C" fn end(loan: &Loan) {
     lend::end(loan);
 }
 
-/// Makes the child, which returns 0 to the caller. The parent then calls [`serve`] on the loan's stack.
+/// Makes the child, which returns 0 to the caller. The parent then calls [`serve`] on the loan's
+/// stack.
 ///
 /// # Safety
-/// Jumped to from the beginning of a function: the return address lies where the caller has put it, and the loan where
-/// a function returns its first result.
-#[cfg(target_arch = "x86_64")]
+/// Jumped to from the beginning of a function, so the return address is on top of the stack. The
+/// loan is in the register of a function's first result (rax).
 #[unsafe(naked)]
 unsafe extern "C" fn make() {
     core::arch::naked_asm!(
@@ -165,55 +166,8 @@ unsafe extern "C" fn make() {
     )
 }
 
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn make() {
-    core::arch::naked_asm!(
-        "mov x9, x0",
-        "mov x10, x30",
-        // clone(flags, 0, pidfd, 0, &state)
-        "ldr x0, [x9]",
-        "mov x1, xzr",
-        "ldr x2, [x9, #16]",
-        "mov x3, xzr",
-        "add x4, x9, #8",
-        "mov x8, #220",
-        "svc #0",
-        "cbz x0, 2f",
-        "mov x11, sp",
-        "stp x11, x10, [x9, #24]",
-        "str x19, [x9, #40]",
-        "mov sp, x9",
-        "mov x19, x9",
-        "mov x1, x0",
-        "mov x0, x9",
-        "bl {serve}",
-        "mov x9, x19",
-        "ldp x11, x30, [x9, #24]",
-        "ldr x19, [x9, #40]",
-        "mov sp, x11",
-        "stp x0, x30, [sp, #-16]!",
-        "mov x0, x9",
-        "bl {end}",
-        "ldp x0, x30, [sp], #16",
-        "ret",
-        // The child.
-        "2:",
-        "stp x10, x10, [sp, #-16]!",
-        "mov x0, x9",
-        "bl {born}",
-        "ldp x30, x10, [sp], #16",
-        "mov x0, xzr",
-        "ret",
-        serve = sym serve,
-        end = sym end,
-        born = sym born,
-    )
-}
-
 /// # Safety
-/// As vfork(2).
-#[cfg(target_arch = "x86_64")]
+/// As for vfork(2).
 #[unsafe(naked)]
 #[no_mangle]
 unsafe extern "C" fn vfork() {
@@ -229,26 +183,8 @@ unsafe extern "C" fn vfork() {
     )
 }
 
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-#[no_mangle]
-unsafe extern "C" fn vfork() {
-    core::arch::naked_asm!(
-        "stp x29, x30, [sp, #-16]!",
-        "bl {lent}",
-        "ldp x29, x30, [sp], #16",
-        "cbz x0, 2f",
-        "b {make}",
-        "2:",
-        "br x1",
-        lent = sym lent,
-        make = sym make,
-    )
-}
-
 /// # Safety
-/// As syscall(2).
-#[cfg(target_arch = "x86_64")]
+/// As for syscall(2).
 #[unsafe(naked)]
 #[no_mangle]
 unsafe extern "C" fn syscall() {
@@ -270,42 +206,6 @@ unsafe extern "C" fn syscall() {
         "jz {by_number}",
         "jmp r11",
         vfork = const SYS_vfork,
-        clone = const SYS_clone,
-        clone3 = const SYS_clone3,
-        by_number = sym super::syscall::entry,
-        lent = sym lent_by_number,
-        make = sym make,
-    )
-}
-
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-#[no_mangle]
-unsafe extern "C" fn syscall() {
-    core::arch::naked_asm!(
-        "cmp x0, #{clone}",
-        "b.eq 2f",
-        "cmp x0, #{clone3}",
-        "b.eq 2f",
-        "b {by_number}",
-        "2:",
-        "stp x29, x30, [sp, #-80]!",
-        "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-        "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-        "bl {lent}",
-        "mov x9, x0",
-        "mov x16, x1",
-        "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]",
-        "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
-        "ldp x29, x30, [sp], #80",
-        "cbz x9, 3f",
-        "mov x0, x9",
-        "b {make}",
-        "3:",
-        "cbz x16, 4f",
-        "br x16",
-        "4:",
-        "b {by_number}",
         clone = const SYS_clone,
         clone3 = const SYS_clone3,
         by_number = sym super::syscall::entry,

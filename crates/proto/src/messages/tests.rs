@@ -4,7 +4,7 @@ use crate::values::*;
 use proptest::prelude::*;
 use zerocopy::FromBytes;
 
-/// Words that fields may have: small ones, two halves of them, and any.
+/// Strategy for the words of fields: small ones, two halves that are small, all ones, and any.
 fn word() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 0u64..4, 1 => 0u64..2048, 1 => (0u64..4, 0u64..4).prop_map(|(a, b)| a << 32 | b),
         1 => Just(u64::MAX), 1 => any::<u64>()]
@@ -57,7 +57,7 @@ proptest! {
     }
 }
 
-/// So the tests above meet every variant.
+/// The tests above can therefore meet every variant.
 #[test]
 fn a_packet_of_zeros_is_a_message_of_every_kind() {
     for kind in Request::KINDS {
@@ -85,8 +85,8 @@ fn values_out_of_range_are_errors() {
         (request::Claim::KIND, [many, 0, 0, 0]),
         (request::Claim::KIND, [0, 0, many, 0]),
         (request::Claim::KIND, [0, 0, 0, 2]),
-        (request::Switch::KIND, [0, 0, 32 << 32, 1]),
-        (request::Switch::KIND, [0, 0, 0, 6]),
+        (request::Switch::KIND, [0, 0, 64 << 32, 1]),
+        (request::Switch::KIND, [0, 0, 0, 8]),
         (request::Upgrade::KIND, [0, slots, 0, 0]),
         (request::Attach::KIND, [0, 2, 0, 0]),
         (request::Ring::KIND, [0, 1, 2 << 8, 0]),
@@ -105,7 +105,8 @@ fn values_out_of_range_are_errors() {
     assert_eq!(Msg::new(request::Claim::KIND).read::<request::Release>(), Err(Malformed::Kind));
 }
 
-/// Builds before and after typed messages understand each other.
+/// Pins the layout, so that library and monitor of builds before and after typed messages
+/// understand each other.
 #[test]
 fn the_wire_format_is_as_it_was() {
     let of = |kind, id, arg0, arg1, arg2| Msg { id, arg0, arg1, arg2, ..Msg::new(kind) };

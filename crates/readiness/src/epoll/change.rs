@@ -1,46 +1,51 @@
-//! `epoll_ctl`.
+//! `epoll_ctl`: adds, changes and removes items. The kernel's instance and the items agree after
+//! each call, because the program gets the kernel's result.
 
 use super::instance::{of, Ep, Inner};
 use super::{also, has_kernel_fds, item, leave_to_kernel, wake_for_events};
 use crate::lock::Guard;
 use crate::table::{self, Desc, Kind};
 use crate::upcalls::upcalls;
-use crate::{listen, path, stage, Cause, Outcome};
+use crate::{listen, path, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
+use fsocket_abi::path_switch::{Event, Next};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// `epoll_ctl` on an instance we know.
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+
+/// `epoll_ctl` on an instance that the library tracks.
 ///
 /// # Safety
-/// `ev` is null or valid; to delete, it may be anything.
+/// `ev` is null or valid; EPOLL_CTL_DEL does not look at it.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     let known = table::lookup(fd);
     if let Some(d) = known.filter(|d| d.kind() == Kind::Kernel && d.kernel().stays_everywhere()) {
-        // The kernel's instance watches it already, and its items have no further use.
+        // The kernel's instance watches the connection already, so items would have no use.
         if d.has_items() {
             leave_to_kernel(d);
         }
         has_kernel_fds(ed);
         return Outcome::Kernel(Cause::NotOurs);
     }
-    if let Some(d) = known.filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && stage::can_follow(d)) {
-        // A forked child that has followed the path before has added the kernel's socket to this very instance.
+    if let Some(d) = known.filter(|d| op == libc::EPOLL_CTL_DEL && d.path_state().next(Event::Look) == Next::Follow) {
+        // A forked child that moved to the kernel earlier has added the kernel's socket to this
+        // very instance.
         let _ = path::follow(d);
     }
-    // SAFETY: `ev` is null or readable, unless `op` does not look at it.
+    // SAFETY: `ev` is null or readable, unless `op` ignores it.
     let r = unsafe { ctl_one(ed, op, fd, ev) };
     let r = match r {
         Outcome::Done(Err(Errno::ENOMEM)) if op == libc::EPOLL_CTL_ADD => without_memory(ed, fd),
         r => r,
     };
     let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
-    // (EPOLL_CTL_DEL does not look at it.)
     // SAFETY: `ev` is null or readable, unless `op` does not look at it.
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { unsafe { crate::user::get_if(ev) }.unwrap_or(None) };
     let kfd = ep.fd.load(Ordering::Relaxed);
     let r = r.or_kernel(|r| r, || sys::epoll_ctl(kfd, op, fd, ev.as_ref()));
-    // Also where there is no local listen socket yet: the monitor says when.
+    // This also covers a listener without a local socket; the monitor sends a message when there
+    // is one.
     if r.is_ok() && crate::zone::watch::followed((kfd, ep.unsubscribed.waits()), op, fd, d, ev.as_ref()) {
         ep.zoned.store(true, Ordering::Relaxed);
         ep.watch_ctl();
@@ -48,7 +53,8 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     Outcome::Done(r)
 }
 
-/// There is no memory for the item: the descriptor moves to the kernel, which may have some.
+/// There is no memory for the item. The descriptor moves to the kernel, which may still have
+/// memory.
 fn without_memory(ed: &Desc, fd: i32) -> Outcome<Result<()>> {
     (upcalls().used_below)(fd, Reason::Resource);
     match of(ed) {
@@ -58,6 +64,20 @@ fn without_memory(ed: &Desc, fd: i32) -> Outcome<Result<()>> {
         }
         _ => Outcome::Done(Err(Errno::ENOMEM)),
     }
+}
+
+/// Is the entry allowed? (The kernel refuses EPOLLEXCLUSIVE together with certain events and
+/// objects.)
+fn may_be_exclusive(op: i32, d: &Desc, events: u32) -> bool {
+    const LEGAL: i32 = libc::EPOLLIN
+        | libc::EPOLLOUT
+        | libc::EPOLLERR
+        | libc::EPOLLHUP
+        | libc::EPOLLWAKEUP
+        | libc::EPOLLET
+        | libc::EPOLLEXCLUSIVE;
+    let exclusive = events & libc::EPOLLEXCLUSIVE as u32 != 0;
+    !exclusive || op != libc::EPOLL_CTL_MOD && d.kind() != Kind::Epoll && events & !(LEGAL as u32) == 0
 }
 
 /// # Safety
@@ -76,28 +96,17 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     }
     listen::look_at_fork_group(fd, d);
     if d.unconnected().was_forked() && d.kind() == Kind::Bound {
-        // Another process of the fork group that listens later would not tell this instance.
+        // If another process of the fork group listens later, this instance would not notice it.
         table::forget(d);
         ep.kernel.store(true, Ordering::Relaxed);
         return Outcome::Kernel(Cause::NotOurs);
     }
     let Ok(mut g) = ep.lock.lock() else { return Outcome::Done(Err(Errno::EAGAIN)) };
     let have = item::find(d, ep.index(), fd);
-    // SAFETY: checked above; the caller's pointer.
+    // SAFETY: `ev` is not null, and the program says that it points to an event.
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
-    if let Some(ev) = ev.filter(|ev| ev.events & libc::EPOLLEXCLUSIVE as u32 != 0) {
-        const LEGAL: i32 = libc::EPOLLIN
-            | libc::EPOLLOUT
-            | libc::EPOLLERR
-            | libc::EPOLLHUP
-            | libc::EPOLLWAKEUP
-            | libc::EPOLLET
-            | libc::EPOLLEXCLUSIVE;
-        if op == libc::EPOLL_CTL_MOD || d.kind() == Kind::Epoll || { ev.events } & !(LEGAL as u32) != 0 {
-            return Outcome::Done(Err(Errno::EINVAL));
-        }
-    }
-    if op == libc::EPOLL_CTL_MOD && have.is_some_and(|it| it.is_exclusive()) {
+    let illegal = ev.is_some_and(|ev| !may_be_exclusive(op, d, ev.events));
+    if illegal || op == libc::EPOLL_CTL_MOD && have.is_some_and(|it| it.is_exclusive()) {
         return Outcome::Done(Err(Errno::EINVAL));
     }
     let kfd = ep.fd.load(Ordering::Relaxed);
@@ -107,6 +116,10 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EEXIST),
         (libc::EPOLL_CTL_ADD, None, Some(ev)) => add(ep, &mut g, d, fd, &ev),
         (libc::EPOLL_CTL_MOD, Some(it), Some(ev)) => {
+            if it.kernel.load(Ordering::Relaxed) && ev.events & ONESHOT != 0 {
+                ep.one_shot.store(true, Ordering::Relaxed);
+                it.rearm();
+            }
             let r = if it.kernel.load(Ordering::Relaxed) { sys::epoll_ctl(kfd, op, fd, Some(&ev)) } else { Ok(()) };
             r.map(|()| {
                 it.set(&ev);
@@ -137,6 +150,9 @@ fn add(ep: &Ep, g: &mut Guard<'_, Inner>, d: &'static Desc, fd: i32, ev: &libc::
         d.placeholder().set_watched(true);
     }
     let kernels = ep.fd.load(Ordering::Relaxed);
+    if !conn && ev.events & ONESHOT != 0 {
+        ep.one_shot.store(true, Ordering::Relaxed);
+    }
     if !conn {
         sys::epoll_ctl(kernels, libc::EPOLL_CTL_ADD, fd, Some(ev))?;
     }
@@ -147,12 +163,13 @@ fn add(ep: &Ep, g: &mut Guard<'_, Inner>, d: &'static Desc, fd: i32, ev: &libc::
         return Err(e);
     }
     if let Some(l) = listen::of(d) {
-        // That may hand us channels, which touches this very instance: items only, never the lock (see
-        // `listener_changed`).
+        // `join` may bring channels, which changes the items of this very instance. But it does
+        // not take the lock (see `listener_changed`).
         l.join();
     }
     if matches!(d.kind(), Kind::Kernel | Kind::Listener) {
-        // Of a kernel connection, somebody may ask for it to go over while all of us sleep here.
+        // Another process may ask for a kernel connection to change its path while all threads
+        // sleep here.
         ep.watch_ctl();
     }
     wake_for_events(ep, g);

@@ -1,12 +1,12 @@
-//! The program makes an epoll instance.
+//! Starts to track an epoll instance when the program makes it.
 
 use super::instance::EPS;
 use crate::table::{self, Kind};
 use crate::{process, zone};
 use core::sync::atomic::Ordering;
 
-/// The kernel has created an instance. If there is no memory to track it, the kernel alone serves it and everything that is
-/// added to it (`ctl_elsewhere`).
+/// The kernel has created an instance. If there is no memory to track it, the kernel alone serves the instance and its
+/// entries (`ctl_elsewhere`).
 pub fn track(fd: i32) {
     if !process::enabled() && !zone::enabled() {
         return;
@@ -33,6 +33,7 @@ pub fn track(fd: i32) {
     ep.recheck.store(false, Ordering::Relaxed);
     ep.wrapper.reset();
     ep.pulses.store(0, Ordering::Relaxed);
+    ep.one_shot.store(false, Ordering::Relaxed);
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {

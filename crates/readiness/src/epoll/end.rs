@@ -1,4 +1,4 @@
-//! The end of an instance: its last number is closed, and nobody sleeps in it any more.
+//! The end of an instance: its last descriptor is closed, and no thread sleeps in it.
 
 use super::instance::{of, Ep, EPS, MAX_ACTIVE};
 use super::item::{self, ITEMS};
@@ -7,10 +7,12 @@ use crate::{asleep, process};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno};
 
-/// Out of the way of the numbers that the application gets meanwhile.
+/// If the application closes an instance, the library's copy gets a descriptor from here on,
+/// above those that the application gets meanwhile.
 const ABOVE: usize = 512;
 
-/// The last number of an instance is somebody else's already.
+/// The last descriptor of an instance has been overwritten (`dup2`), and belongs to another file
+/// already.
 pub fn overwritten(d: &Desc) {
     if let Some(ep) = of(d) {
         ep.fd.store(-1, Ordering::Relaxed);
@@ -26,10 +28,10 @@ pub fn destroy(d: &Desc) {
 }
 
 impl Ep {
-    /// As in the kernel, threads that sleep in an instance keep it when another one closes it,
-    /// and are told of what happens. True: there are some.
+    /// Continues a closed instance if threads sleep in it. As in the kernel, such threads still
+    /// get its events. True: such threads exist.
     fn goes_on(&self) -> bool {
-        // What is around it, and who watches it from outside, keeps nothing.
+        // The end is put off while a thread is in the instance.
         let may = self.plain.load(Ordering::SeqCst) > 0 || self.lock.lock().is_ok_and(|g| g.sleepers > 0);
         let asleep = if may { asleep::threads_in(self.index()) } else { 0 };
         if asleep == 0 {
@@ -42,7 +44,7 @@ impl Ep {
         true
     }
 
-    /// The calling thread leaves [`wait()`].
+    /// Called when the calling thread leaves [`wait()`].
     #[inline]
     pub(super) fn leave(&'static self) {
         if self.left_in.load(Ordering::Acquire) != 0 {
@@ -63,7 +65,7 @@ impl Ep {
     }
 }
 
-/// Nobody uses the instance any more.
+/// Frees an instance that no thread uses any more.
 fn end(ep: &Ep) {
     for i in 0..if ep.items.load(Ordering::Relaxed) == 0 { 0 } else { ITEMS.len() } {
         let Some(it) = ITEMS.get(i) else { continue };
@@ -82,7 +84,7 @@ fn end(ep: &Ep) {
         }
         g.n = 0;
         if !g.active.is_null() {
-            // SAFETY: under the lock, and nothing is left in it.
+            // SAFETY: the lock is held, and the list is empty.
             let _ = unsafe { sys::munmap(g.active as *mut u8, MAX_ACTIVE * 4) };
             g.active = core::ptr::null_mut();
         }

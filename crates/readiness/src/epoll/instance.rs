@@ -1,4 +1,5 @@
-//! One epoll instance, and the list of its items that are looked at on every call.
+//! One epoll instance, with the list of *active* items, which each call looks at. The lock of the
+//! instance guards the list.
 
 use super::links::Links;
 use crate::lock::Lock;
@@ -9,11 +10,12 @@ use crate::{ctl, spin};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys::{self as sys, Errno};
 
-/// Epoll instances per process. (The first lies beside what a fork writes: many children of a server have just one.)
+/// Epoll instances of this process. (The first instance is in memory that a fork copies anyway,
+/// because many children of a server have just one.)
 #[link_section = ".data.fsocket_start"]
 pub(super) static EPS: Slab<Ep, 4096, 1> = Slab::new();
 
-/// Active items per instance at most.
+/// Maximum number of active items of an instance.
 pub(super) const MAX_ACTIVE: usize = 1 << 19;
 
 /// One epoll instance. Zero is valid.
@@ -22,34 +24,39 @@ pub struct Ep {
     pub(super) fd: AtomicI32,
     /// Waker index + 1.
     pub(super) waker: AtomicU32,
-    /// Items of ours; 0: nothing here concerns us.
+    /// Number of the library's items. 0: the library leaves the instance to the kernel.
     pub(super) items: AtomicU32,
-    /// Those of them that the kernel's instance alone does not report: all but kernel connections that may go over.
+    /// Number of items that the kernel's instance alone cannot report: all except kernel
+    /// connections that may move to shared memory.
     pub(super) looked_at: AtomicU32,
-    /// Kernel descriptors were added.
+    /// The program has added kernel descriptors.
     pub(super) kernel: AtomicBool,
     pub(super) ctl_added: AtomicBool,
-    /// A local listen socket lies beside a global one in it.
+    /// The instance has a local listen socket beside a global one.
     pub(super) zoned: AtomicBool,
-    /// The array of events that was found to be there; see `wait`.
+    /// The array of events that was last found to be writable; see `wait`.
     pub(super) array: core::sync::atomic::AtomicUsize,
     pub(super) unsubscribed: crate::zone::balance::unsubscribed::Unsubscribed,
-    /// The parent's, and not waited on here yet.
+    /// The parent process has made the instance, and this process has not waited in it yet.
     pub(super) inherited: AtomicBool,
-    /// An item in here is to be looked at again ([`super::item::Item::recheck`]).
+    /// An item must be looked at again ([`super::item::Item::recheck`]).
     pub(super) recheck: AtomicBool,
     /// Another process may wait in the kernel's instance.
     pub(super) shared: AtomicBool,
-    /// Another instance that watches this one has slept.
+    /// An outer instance that watches this one has slept.
     pub(super) nested: AtomicBool,
-    /// Threads in the kernel's epoll_wait while it reported everything ([`Ep::is_plain`]).
+    /// Number of threads that are in the kernel's `epoll_wait` without arming items, because the
+    /// kernel reports all events ([`Ep::is_plain`]).
     pub(super) plain: AtomicU32,
-    /// Closed while so many threads slept in it: the last of them to leave ends it.
+    /// Number of threads that slept in the instance when the program closed it. The last one to
+    /// leave frees it.
     pub(super) left_in: AtomicU32,
-    /// What is ours lies in an instance of our own around this one.
+    /// The instance that wraps this one, if the library's entries are there.
     pub(super) wrapper: Wrapper,
-    /// What happened to our items here, for an instance that watches this one.
+    /// Counts events of the items for an outer instance that watches this one.
     pub(super) pulses: AtomicU32,
+    /// The program has added a one-shot item that the kernel's instance watches as well.
+    pub(super) one_shot: AtomicBool,
     pub(super) link: AtomicU32,
     pub(super) spin: spin::Memory,
     pub(super) lock: Lock<Inner>,
@@ -62,20 +69,21 @@ pub(super) struct Inner {
     pub(super) sleepers: u32,
     pub(super) last_kernel: u64,
     pub(super) turns: u32,
-    /// The kernel had something when it was last asked.
+    /// The last look at the kernel's instance brought events.
     pub(super) kernel_busy: bool,
-    /// It was the kernel's turn, and ours had filled the array: next time it comes first.
+    /// The library's events filled the array when it was time to look at the kernel's. The next
+    /// call looks at the kernel first.
     pub(super) crowded: bool,
     /// An item was found whose connection has changed its path.
     pub(super) pending: bool,
-    /// Channels where this instance has a waiter.
+    /// The channels in which this instance has a waiter.
     pub(super) links: Links,
-    /// Something was added that is a listener, or may become one.
+    /// Some item is a listener, or may become one.
     pub(super) may_listen: bool,
 }
 
-/// Marks our own registrations in the kernel's instance. An application that
-/// stored exactly this number would lose those events; nobody does.
+/// Event data of the library's own entries in the kernel's instance. An application that uses
+/// exactly this number as data would lose its events, but no application does.
 pub(super) const WAKER_MARK: u64 = 0xF50C_4E7B_E11A_0001;
 
 pub(super) const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
@@ -88,15 +96,17 @@ impl Ep {
     pub(super) fn index(&self) -> u32 {
         EPS.index(self)
     }
-    /// The kernel's instance reports everything that is in this one.
+    /// Does the kernel's instance report all events of this one?
     ///
-    /// SeqCst, as where an item is counted: a thread that is about to sleep in the kernel announces itself in `plain`
-    /// before it looks here.
+    /// SeqCst, as where `looked_at` is changed. A thread that is about to sleep in the kernel
+    /// increments `plain` before it reads `looked_at`; a thread that adds an item does the
+    /// reverse.
     pub(super) fn is_plain(&self) -> bool {
         self.looked_at.load(Ordering::SeqCst) == 0
     }
-    /// Before a wait in the kernel alone: a connection that may go over does so when it is at rest, which is now. The monitor
-    /// may have asked for that already, or asks while the thread sleeps.
+    /// Called before a sleep in the kernel alone. A kernel connection can move to shared memory
+    /// only at rest, which is now. The monitor may have asked for that already, or may ask while
+    /// the thread sleeps.
     #[inline]
     pub(super) fn hear_of_offers(&self) {
         if self.items.load(Ordering::Relaxed) > 0 {
@@ -112,12 +122,13 @@ impl Ep {
             b => waker::at(b as usize - 1),
         }
     }
-    /// The waker, made and put into the kernel's instance on first use.
+    /// Returns the waker, which is made and added to the kernel's instance on first use.
     pub(super) fn need_waker(&self) -> Option<&'static Waker> {
         if let Some(b) = self.waker() {
             return Some(b);
         }
-        // Peers ring by way of the monitor at first; also to hear of the monitor's death.
+        // At first peers wake this process through the monitor, and the monitor's death must end
+        // the sleep.
         if !self.watch_ctl() {
             return None;
         }
@@ -129,27 +140,30 @@ impl Ep {
             return None;
         }
         self.waker.store(b.index() as u32 + 1, Ordering::SeqCst);
-        // A fork may have come in between; `before_fork` does the reverse.
+        // A fork may have come in between. `before_fork` sets `shared` and then looks for the
+        // waker.
         if self.shared.load(Ordering::SeqCst) {
             let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_MOD, b.fd(), Some(&self.waker_event()));
         }
         Some(b)
     }
-    /// By its edges, so that the waker need not be emptied. Not where others wait as well, who would
-    /// take an edge that is not for them.
+    /// Edge-triggered, so that no thread has to empty the waker. Level-triggered if other
+    /// processes wait here as well, because one of them could take an edge that is meant for this
+    /// process.
     pub(super) fn waker_event(&self) -> libc::epoll_event {
         let edge = if self.is_alone_in() { libc::EPOLLET } else { 0 };
         libc::epoll_event { events: (libc::EPOLLIN | edge) as u32, u64: WAKER_MARK }
     }
-    /// Do only threads of this process wait in the kernel's instance, and in no wrapper?
+    /// Do only threads of this process wait in the kernel's instance, and is there no wrapper?
     pub(super) fn is_alone_in(&self) -> bool {
         !self.shared.load(Ordering::SeqCst) && self.wrapper.fd().is_none()
     }
-    /// Does no other instance hear its waker, whose rings it would take?
+    /// Does no outer instance watch this instance's waker? (An outer instance would take the
+    /// wake-ups.)
     pub(super) fn hears_alone(&self) -> bool {
         !self.nested.load(Ordering::Relaxed) && self.wrapper.fd().is_none()
     }
-    /// The next look does not wait: it is at all channels.
+    /// After this the next wait does not sleep before it has looked at all channels.
     #[inline]
     pub(super) fn miss_nothing(&self) {
         if self.waker().is_some_and(Waker::names) {
@@ -158,7 +172,8 @@ impl Ep {
             }
         }
     }
-    /// False: a thread that sleeps in it does not hear of the monitor, and has to look again soon.
+    /// False: the monitor does not wake a thread that sleeps here, so the thread has to look
+    /// again soon.
     pub(super) fn watch_ctl(&self) -> bool {
         if ctl::dead() || self.ctl_added.swap(true, Ordering::AcqRel) {
             return true;
@@ -180,7 +195,7 @@ impl Ep {
 }
 
 impl Inner {
-    /// Memory for the poll list. An item that has no place there would never be reported.
+    /// Makes room in the list of active items. An item without room would never be reported.
     pub(super) fn reserve(&mut self) -> sys::Result<()> {
         if self.active.is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -192,36 +207,37 @@ impl Inner {
         if self.active.is_null() || self.n >= MAX_ACTIVE {
             return false;
         }
-        // SAFETY: below MAX_ACTIVE, inside the mapping.
+        // SAFETY: the index is below MAX_ACTIVE, so inside the mapping.
         unsafe { *self.active.add(self.n) = i };
         self.n += 1;
         true
     }
     pub(super) fn at(&self, k: usize) -> u32 {
-        debug_assert!(k < self.n);
-        // SAFETY: callers stay below n.
+        assert!(k < self.n);
+        // SAFETY: the index is below `n`, and the first `n` entries are written.
         unsafe { *self.active.add(k) }
     }
-    /// Those from the k-th on.
+    /// The items from the k-th one on.
     pub(super) fn tail(&mut self, k: usize) -> &mut [u32] {
         if self.active.is_null() {
             return &mut [];
         }
-        // SAFETY: the first n are written; the lock is held.
+        // SAFETY: the first `n` entries are written, and the lock is held.
         unsafe { core::slice::from_raw_parts_mut(self.active.add(k.min(self.n)), self.n.saturating_sub(k)) }
     }
     pub(super) fn set(&mut self, k: usize, i: u32) {
-        // SAFETY: callers stay below n.
+        assert!(k < self.n);
+        // SAFETY: the first `n` entries are inside the mapping, and the lock is held.
         unsafe { *self.active.add(k) = i };
     }
 }
 
-/// Has this process made no epoll instance?
+/// Has this process no epoll instance?
 pub fn is_unused() -> bool {
     EPS.is_empty()
 }
 
-// SAFETY: zero is valid; `link` is the slab's.
+// SAFETY: zero is valid for atomics; only the slab uses `link`.
 unsafe impl Slot for Ep {
     fn link(&self) -> &AtomicU32 {
         &self.link
@@ -233,10 +249,10 @@ pub(super) struct Wrapper {
     /// Descriptor + 1; 0: none.
     pub(super) fd: AtomicI32,
     pub(super) watched: AtomicBool,
-    /// The waker lies in the application's instance (still).
+    /// The waker is still in the application's instance, not in the wrapper.
     pub(super) inside: AtomicBool,
-    /// Threads in the kernel's wait on the application's instance.
+    /// Number of threads that sleep in the kernel directly on the application's instance.
     pub(super) direct: AtomicU32,
-    /// A bit per waker of another instance that is heard here.
+    /// A bit for each waker of an inner instance that is in this wrapper.
     pub(super) heard: [AtomicU64; waker::MAX.div_ceil(64)],
 }

@@ -1,14 +1,14 @@
-//! One watched descriptor in one epoll instance.
+//! One watched descriptor in one epoll instance. The lock of the instance guards the item's place in its list.
 
 use super::instance::{Ep, Inner};
 use crate::listen;
 use crate::lock::Lock;
-use crate::ready::{self};
+use crate::ready;
 use crate::slab::{Slab, Slot};
-use crate::stage;
 use crate::table::{self, Desc, Kind};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::{record, status};
+use fsocket_abi::path_switch::{Event, Next};
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::Want;
 use fsocket_sys::{cpu, Errno, Result};
@@ -20,20 +20,20 @@ pub static ITEMS: Slab<Item, { 1 << 19 }> = Slab::new();
 /// Guards the per-descriptor lists against concurrent change.
 static LISTS: Lock<()> = Lock::new(());
 
-/// Up to where edges were reported. Zero is valid.
+/// The state up to which edges were reported. Zero is valid.
 struct Reported {
-    /// Ring position.
+    /// Position in the ring. In `passed` of a listener: number of arrived connections.
     scan: AtomicU64,
-    /// Status of the peer; of a listener its arrivals, of an instance its pulses.
+    /// Peer's status; for a listener: arrivals; for an instance: pulses.
     seen: AtomicU64,
     /// `tx_blocked` of the socket when EPOLLOUT was last an edge.
     blocked: AtomicU32,
-    /// Not once since it was added or modified: readiness itself is an edge.
+    /// Nothing was reported since the item was added or modified, so readiness itself is an edge.
     fresh: AtomicBool,
 }
 
 impl Reported {
-    /// Is a count that never falls another one than at the last report? None: that cannot be told just now.
+    /// Has a count that never falls changed since the last report? None: it is unknown now.
     fn has_grown(&self, count: Option<u64>) -> bool {
         count != Some(self.seen.load(Ordering::Relaxed))
     }
@@ -48,34 +48,34 @@ pub struct Item {
     pub events: AtomicU32,
     pub data: AtomicU64,
     reported: Reported,
-    /// What was passed on to instances that watch this one.
+    /// Events that were passed on to outer instances.
     passed: Reported,
     next: AtomicU32,
     link: AtomicU32,
     pub live: AtomicBool,
     pub active: AtomicBool,
     armed: AtomicBool,
-    /// One-shot, and it has fired.
+    /// A one-shot item that has fired.
     disabled: AtomicBool,
-    /// Also registered in the kernel's instance.
+    /// The item is also registered in the kernel's instance.
     pub kernel: AtomicBool,
-    /// A kernel connection that may go over, or a listener to which no channel leads yet. Until then nothing but the
-    /// kernel's instance reports it.
+    /// Only the kernel reports it: a kernel connection that may move, or a listener without a
+    /// channel.
     watched_only: AtomicBool,
     pub recheck: AtomicBool,
-    /// Looked at and not ready in the current pass.
+    /// The current pass has looked at the item, and it is not ready.
     pub idle: AtomicBool,
-    /// In the kernel it would be in the list of what is ready: it was when it was added, has come
-    /// into it since it was looked at, or is level-triggered and was reported then.
+    /// The kernel would have the item in its list of ready files: it was ready when it was added,
+    /// has become ready since the last look, or is level-triggered and was reported then.
     pub linked: AtomicBool,
-    /// It comes into that list with this look, and since when it should be there, in ticks.
+    /// The item enters that list now. `notified_at`: the time since which it belongs there, ticks.
     pub marked: AtomicBool,
     pub notified_at: AtomicU64,
-    /// When it was last looked at, or set, without being linked from then on; ticks.
+    /// Time of the last look (or `epoll_ctl`) after which it was not in the list; ticks.
     looked_at: AtomicU64,
 }
 
-// SAFETY: zero is valid; `link` is the slab's.
+// SAFETY: zero is valid for atomics; only the slab uses `link`.
 unsafe impl Slot for Item {
     fn link(&self) -> &AtomicU32 {
         &self.link
@@ -84,7 +84,7 @@ unsafe impl Slot for Item {
 
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
-/// With IN and RDNORM, what the arrival of data is an edge for.
+/// Together with IN and RDNORM: the events for which arriving data counts as an edge.
 const DATA: u32 = (libc::EPOLLPRI | libc::EPOLLRDBAND) as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
@@ -92,14 +92,14 @@ pub fn first(d: &Desc) -> Option<&'static Item> {
     ITEMS.get(d.first_item().wrapping_sub(1))
 }
 
-/// The items of an instance that watch such listeners.
+/// The items of an instance that watch a listener for which `such` is true.
 pub fn of_listeners(ep: &Ep, such: impl Fn(&listen::Listener) -> bool) -> impl Iterator<Item = &'static Item> {
     let ep = ep.index();
     let those = listen::used().filter(move |l| such(l)).filter_map(listen::Listener::desc);
     those.flat_map(move |d| core::iter::successors(first(d), |i| i.next()).take(4096).filter(move |i| i.is(d, ep)))
 }
 
-/// The item of (descriptor, instance, number).
+/// The item for this description, instance and descriptor.
 pub fn find(d: &Desc, ep: u32, fd: i32) -> Option<&'static Item> {
     let mut it = first(d);
     for _ in 0..4096 {
@@ -133,16 +133,17 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
         d.set_first_item(i + 1);
     }
     if kernel {
-        // The item is in the list before the look at the descriptor; `became_conn` and `listener_changed` do the reverse.
+        // The item enters the list before the look at the descriptor. `became_conn` and
+        // `listener_changed` do the reverse, so one of the two sees the other's change.
         fence(Ordering::SeqCst);
     }
-    // When there is a channel, the waker wakes a thread that sleeps in the kernel.
+    // Once there is a channel, this waker wakes a thread that sleeps in the kernel.
     let no_channel = || listen::of(d).is_some_and(|l| !l.has_channels()) && ep.need_waker().is_some();
     let watched_only = kernel && (d.kind() == Kind::Kernel || d.kind() == Kind::Listener && no_channel());
     it.watched_only.store(watched_only, Ordering::Relaxed);
     ep.items.fetch_add(1, Ordering::SeqCst);
     if !watched_only {
-        // SeqCst: against a thread that is about to sleep, see `wait`.
+        // SeqCst: pairs with a thread that is about to sleep, see `wait`.
         ep.looked_at.fetch_add(1, Ordering::SeqCst);
     }
     if kernel {
@@ -153,14 +154,14 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
     g.activate(it);
     match ep.items.load(Ordering::Relaxed) {
         1 => {}
-        // And for the first one, which was alone.
+        // Now the first item is not alone any more, so it gets a hint, too.
         2 => (0..g.n).for_each(|k| _ = ITEMS.get(g.at(k)).map(|it| it.hint(ep, g))),
         _ => it.hint(ep, g),
     }
     Ok(())
 }
 
-/// Take an item out of its descriptor's list.
+/// Removes an item from its descriptor's list.
 pub fn unlink(d: &Desc, it: &Item) {
     let Ok(_l) = LISTS.lock() else { return };
     let me = it.index() + 1;
@@ -178,7 +179,7 @@ pub fn unlink(d: &Desc, it: &Item) {
     }
 }
 
-/// Take the first item out of a descriptor's list.
+/// Removes the first item from a descriptor's list.
 pub fn pop(d: &Desc) -> Option<&'static Item> {
     let _l = LISTS.lock().ok()?;
     let it = first(d)?;
@@ -186,7 +187,7 @@ pub fn pop(d: &Desc) -> Option<&'static Item> {
     Some(it)
 }
 
-/// Nobody refers to it any more, except maybe the list of active items.
+/// Ends an item. Only the list of active items may still refer to it.
 pub fn kill(ep: &Ep, _locked: &mut Inner, it: &Item) {
     it.live.store(false, Ordering::Release);
     ep.items.fetch_sub(1, Ordering::Relaxed);
@@ -198,7 +199,7 @@ pub fn kill(ep: &Ep, _locked: &mut Inner, it: &Item) {
     }
 }
 
-/// A dead item leaves the list of active items.
+/// Removes a dead item from the list of active items.
 pub fn reclaim(i: u32) {
     if let Some(it) = ITEMS.get(i) {
         it.active.store(false, Ordering::Relaxed);
@@ -219,21 +220,21 @@ impl Item {
     pub fn next(&self) -> Option<&'static Item> {
         ITEMS.get(self.next.load(Ordering::Acquire).wrapping_sub(1))
     }
-    /// Lists are walked without their lock: is this still the item it was?
+    /// Is this still the same item? (Lists are walked without their lock.)
     pub fn is(&self, d: &Desc, ep: u32) -> bool {
         self.live.load(Ordering::Acquire)
             && self.ep.load(Ordering::Relaxed) == ep
             && self.desc.load(Ordering::Relaxed) == d.index()
     }
 
-    /// From here on the instance has to be looked at, and not only the kernel's.
+    /// From now on the library looks at the item; the kernel alone does not report it any more.
     pub(super) fn is_ours_now(&self, ep: &Ep) {
         if self.watched_only.swap(false, Ordering::Relaxed) {
             ep.looked_at.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// What `epoll_ctl` said.
+    /// Stores the arguments of `epoll_ctl`.
     pub fn set(&self, ev: &libc::epoll_event) {
         let (events, data) = (ev.events, ev.u64);
         self.events.store(events, Ordering::Relaxed);
@@ -244,31 +245,33 @@ impl Item {
             t.fresh.store(true, Ordering::Relaxed);
             t.scan.store(0, Ordering::Relaxed);
         }
+        if let Some(arrivals) = self.listener().and_then(listen::Listener::arrivals) {
+            self.passed.scan.store(arrivals, Ordering::Relaxed);
+        }
         if let Some(d) = self.desc().filter(|d| self.shut_both(d)) {
             self.reported.fresh.store(ready::events(d, self.wanted()) != 0, Ordering::Relaxed);
         }
     }
 
-    /// What the kernel is to be told for the same registration. A one-shot that
-    /// has fired stays silent.
+    /// The kernel's event mask for the same registration. A fired one-shot has no events.
     pub fn event(&self) -> libc::epoll_event {
         let events = self.events.load(Ordering::Relaxed);
         let events = if self.disabled.load(Ordering::Relaxed) { events & (ET | ONESHOT) } else { events };
         libc::epoll_event { events, u64: self.data.load(Ordering::Relaxed) }
     }
 
-    /// The connection behind it has changed its path and must be followed.
+    /// The description of the item, if its connection has changed its path and must be followed.
     pub fn pending(&self) -> Option<&'static Desc> {
-        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && stage::can_follow(d))
+        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.path_state().next(Event::Look) == Next::Follow)
     }
 
-    /// It was added or set. If it is ready, the kernel has it in its list from now on. True: and
-    /// had not before.
+    /// Adds a ready item to the kernel's list of ready files, in effect. True: it was not in
+    /// there.
     pub fn enlist(&self) -> bool {
         self.ready() && !self.linked.swap(true, Ordering::Relaxed)
     }
 
-    /// What `take` has said.
+    /// Notes the result of `take`.
     pub fn was_looked_at(&self, ev: u32, now: u64) {
         self.idle.store(ev == 0, Ordering::Relaxed);
         let level = self.events.load(Ordering::Relaxed) & (ET | ONESHOT) == 0;
@@ -299,15 +302,15 @@ impl Item {
         self.armed.store(false, Ordering::Relaxed);
     }
 
-    /// A peer has marked what it belongs to. When?
+    /// A peer has marked the connection or listener of this item: notes the time of the mark.
     pub fn note_when(&self, d: &Desc) {
         let at = |w: &Want| w.notified_at.load(Ordering::Relaxed);
         self.note_at(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)));
     }
 
-    /// Ready, and no peer was asked to say so: since when, as far as can be known. Data says when
-    /// its sender turned to it from another connection (crate `streams`); if it does not, the
-    /// sender was here already at our last look, and whatever it turned to since came later.
+    /// The item is ready although no peer was asked to mark it: notes since when. False: unknown.
+    /// For data, the sender stores the time when it turned to this connection from another one
+    /// (crate `streams`). Without a time, the sender was there already at the last look.
     pub fn note_unasked(&self, now: u64) -> bool {
         if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
             return false;
@@ -326,7 +329,7 @@ impl Item {
         true
     }
 
-    /// More does not change the place of what is in the list.
+    /// Notes since when the item is ready. Later events do not change its place in the list.
     pub fn note_at(&self, at: u64) {
         if !self.linked.load(Ordering::Relaxed) {
             self.notified_at.store(at, Ordering::Relaxed);
@@ -348,21 +351,21 @@ impl Item {
         if events & ET == 0 || self.reported.fresh.load(Ordering::Relaxed) || self.pending().is_some() {
             return ready::events(d, self.wanted()) != 0;
         }
-        self.edge(d, &self.reported, false) && ready::events(d, self.wanted()) != 0
+        self.edge(d, &self.reported, false) && self.events_at_edge(d) != 0
     }
 
-    /// Nothing to do with us (yet): only the kernel knows its readiness.
+    /// Is the readiness of the item known to the kernel only, so far?
     pub fn passive(&self) -> bool {
         self.desc().is_none_or(|d| !matches!(d.kind(), Kind::Shm | Kind::Listener | Kind::Epoll))
     }
 
-    /// An epoll instance inside this one. It is looked at on every call: its
-    /// own waits undo what we arm for it.
+    /// Is the item an epoll instance inside this one? Such an item is looked at on every call,
+    /// because waits in the inner instance disarm its items.
     pub fn nested(&self) -> bool {
         self.desc().is_some_and(|d| d.kind() == Kind::Epoll)
     }
 
-    /// Where the peer runs, for the decision to spin; None: not a connection.
+    /// The CPU of the peer, to decide about spinning. None: the item is no connection.
     pub fn peer_cpu(&self) -> Option<u32> {
         self.desc().filter(|d| d.is_conn()).map(ready::peer_cpu)
     }
@@ -376,18 +379,18 @@ impl Item {
 }
 
 impl Inner {
-    /// Is an item ready that may be?
+    /// Is any active item ready?
     pub fn any_ready(&self) -> bool {
         (0..self.n).any(|k| ITEMS.get(self.at(k)).is_some_and(|it| it.ready()))
     }
-    /// An active item goes behind all others.
+    /// Puts an active item behind all others.
     pub(super) fn put_last(&mut self, it: &Item) {
         if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
             self.tail(k).rotate_left(1);
         }
     }
-    /// Look at an item on every call from now on, until it is armed again: what
-    /// it was armed for may not be all that it waits for now.
+    /// From now on the library looks at the item on every call, until the item is armed again.
+    /// (It may now wait for other events.)
     pub(super) fn activate(&mut self, it: &Item) {
         it.was_marked();
         if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {

@@ -1,12 +1,15 @@
 //! The channels in which an instance has a waiter.
 //!
-//! Peers ring where a waiter says that it sleeps. In few channels the instance says so before each sleep, takes it back
-//! after it, and looks at all of them for marks. With more than [`HOT`] of them the others are *parked*: they say for good
-//! that the instance sleeps, and are not looked at. So a peer that marks something there rings in any case, and the ring
-//! names the channel ([`Waker::rung`]), which is looked at from then on. A sleep costs what its few hot channels cost.
+//! A *waiter* is a place in a channel where an instance says that it sleeps. A peer that has
+//! marked an item there rings the waker if the instance sleeps. With few channels, the instance
+//! sets each waiter to sleeping before a sleep, resets it afterwards, and looks at all channels
+//! for marks. With more than [`HOT`] channels, the others are *parked*: their waiters always say
+//! that the instance sleeps, and the instance does not look at them. So a peer that marks an item
+//! in a parked channel always rings. The ring names the channel ([`Waker::rung`]), which becomes
+//! hot. So the cost of a sleep depends on the number of hot channels only.
 //!
-//! A peer that rings, or does not, changes nothing in other channels. A ring that is lost (the monitor was to pass it
-//! on, and is stopped) is made up for by a look at all channels, now and then.
+//! A peer that rings, or fails to ring, affects no other channel. A ring can get lost if the
+//! monitor has to pass it on and is stopped. So the instance looks at all channels now and then.
 
 use crate::chan::{self, Chan};
 use crate::ctl;
@@ -20,16 +23,16 @@ use fsocket_sys::{self as sys, cpu};
 #[derive(Clone, Copy)]
 pub struct Link {
     pub chan: &'static Chan,
-    /// The channel's number when it was linked.
+    /// The channel's number at the time when it was linked.
     id: u32,
-    /// A peer has marked something here since [`Links::park_some`] came by.
+    /// A peer has marked something here since the last [`Links::park_some`].
     used: bool,
     waiter: &'static Waiter,
 }
 
 impl Link {
-    /// None: the channel has ended, or a peer has broken it. (A waiter stays the waker's as long as
-    /// the channel lives.)
+    /// None: the channel has ended, or a peer has broken it. (The waker owns the waiter as long
+    /// as the channel lives.)
     #[inline]
     pub fn waiter(&self) -> Option<&'static Waiter> {
         (self.chan.id.load(Ordering::Relaxed) == self.id && !self.chan.is_broken()).then_some(self.waiter)
@@ -37,42 +40,43 @@ impl Link {
 }
 
 const MAX: usize = chan::MAX as usize;
-/// So many are looked at, if something happens in them.
+/// At most this many channels stay hot, unless all of them have marks.
 const HOT: usize = 128;
-/// And so many in any case.
+/// At least this many channels stay hot.
 const LEAST: usize = 8;
-/// All are looked at after so long.
+/// Time after which the instance looks at all channels.
 const ALL_US: u64 = 100_000;
 
 /// Zero is valid.
 struct Table {
-    /// Channel index to place + 1.
+    /// Maps the index of a channel to its place in `all`, plus 1.
     place: [u16; MAX],
     all: [MaybeUninit<Link>; MAX],
 }
 
 /// Zero is valid.
 pub struct Links {
-    /// A mapping of our own; null until the first is added.
+    /// The library's mapping; null until the first channel is added.
     table: *mut Table,
     n: usize,
-    /// The first so many are not parked.
+    /// Number of channels that are not parked; they come first.
     hot: usize,
-    /// Where to look next for one to park.
+    /// Where the search for a channel to park continues.
     hand: usize,
-    /// When all were last looked at, ticks.
+    /// Time of the last look at all channels, in ticks.
     looked: u64,
 }
 
 const SIZE: usize = core::mem::size_of::<Table>();
 
 impl Links {
-    /// Waiter `w` of `c` is ours, of `b`. False: it could not be written down.
+    /// Adds waiter `w` of the channel `c`; the waiter belongs to this instance, which has waker
+    /// `b`. False: there was no memory.
     #[inline]
     pub fn add(&mut self, c: &'static Chan, w: usize, b: &Waker) -> bool {
         let Some(place) = self.place(c) else { return false };
         let k = (*place as usize).wrapping_sub(1);
-        // The index may be another channel's by now.
+        // The index may have been given to another channel meanwhile.
         self.at(k).is_some_and(|l| l.waiter().is_some()) || self.put(c, k, w, b)
     }
 
@@ -82,7 +86,7 @@ impl Links {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             self.table = sys::mmap(SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0).ok()? as *mut Table;
         }
-        // SAFETY: a mapping of that size, zeroed at first; the instance's lock is held.
+        // SAFETY: the mapping has that size and was zeroed at first; the instance's lock is held.
         unsafe { (*self.table).place.get_mut(c.index() as usize) }
     }
 
@@ -100,7 +104,7 @@ impl Links {
     }
 
     fn set(&mut self, k: usize, link: Link) {
-        // SAFETY: as in `place`, which has been asked for a channel; k is below MAX.
+        // SAFETY: `place` was called for a channel, so the mapping exists; k is below MAX.
         unsafe { (*self.table).all[k].write(link) };
         if let Some(place) = self.place(link.chan) {
             *place = k as u16 + 1;
@@ -109,7 +113,7 @@ impl Links {
 
     #[inline]
     pub fn at(&self, k: usize) -> Option<Link> {
-        // SAFETY: the first n are written.
+        // SAFETY: the mapping exists if `n` is not 0, and the first `n` entries are written.
         (k < self.n).then(|| unsafe { (&(*self.table).all)[k].assume_init() })
     }
 
@@ -123,7 +127,7 @@ impl Links {
     #[inline]
     fn was_used(&mut self, k: usize) {
         if k < self.n {
-            // SAFETY: as in `at`; the instance's lock is held.
+            // SAFETY: the first `n` entries are written, and the lock of the instance is held.
             unsafe { (&mut (*self.table).all)[k].assume_init_mut() }.used = true;
         }
     }
@@ -133,7 +137,7 @@ impl Links {
         self.hot < self.n
     }
 
-    /// The k-th is looked at from now on.
+    /// The k-th channel becomes hot.
     #[cold]
     fn heat(&mut self, k: usize, b: &Waker) {
         if k < self.hot {
@@ -143,20 +147,20 @@ impl Links {
         self.hot += 1;
         self.was_used(self.hot - 1);
         if self.hot > HOT {
-            // Before any is parked.
+            // The waker must name channels before any channel is parked.
             b.name_channels(true);
             self.park_some();
         }
     }
 
-    /// The k-th has marks: it is looked at from now on.
+    /// The k-th channel has marks, so it becomes hot.
     pub fn has_marks(&mut self, k: usize, b: &Waker) {
         self.was_used(k);
         self.heat(k, b);
     }
 
-    /// Parks those in which nothing has happened lately, until there are few hot ones. (With marks in all of them there
-    /// may be more.)
+    /// Parks channels without recent events, until at most [`HOT`] are hot. (If all have marks,
+    /// more stay hot.)
     fn park_some(&mut self) {
         for _ in 0..2 * self.hot {
             if self.hot <= HOT {
@@ -166,7 +170,7 @@ impl Links {
         }
     }
 
-    /// Parks the next hot one if nothing has happened in it since it was last looked at here.
+    /// Parks the next hot channel, if nothing has happened in it since the last look.
     fn park_next(&mut self) {
         let k = self.hand % self.hot;
         self.hand = k + 1;
@@ -175,7 +179,8 @@ impl Links {
             return self.set(k, Link { used: false, ..link });
         }
         link.waiter.sleeping.store(1, Ordering::Relaxed);
-        // Before the look for marks; whoever marks does the reverse, and rings if this comes first.
+        // The waiter says "sleeping" before the look for marks. A peer marks first and then reads
+        // the waiter, so it rings, or the look below sees its mark.
         fence(Ordering::SeqCst);
         if link.waiter.summary.load(Ordering::Relaxed) == 0 {
             self.hot -= 1;
@@ -183,8 +188,8 @@ impl Links {
         }
     }
 
-    /// Before a sleep, which costs what the hot ones cost. Where some are parked anyway, so are those in which nothing
-    /// happens between sleeps: two of them for each that a ring makes hot.
+    /// Called before a sleep, whose cost grows with the number of hot channels. If some channels
+    /// are parked anyway, this parks idle ones, too: two for each channel that a ring makes hot.
     #[inline]
     pub fn before_sleep(&mut self) {
         const LOOKS: usize = 4;
@@ -195,13 +200,14 @@ impl Links {
         }
     }
 
-    /// The next look is at all of them.
+    /// The next look covers all channels.
     pub fn look_at_all(&mut self) {
         self.looked = 0;
     }
 
-    /// Before a look for marks at time `now`, ticks: the channels in which peers have rung are hot. How many to look at.
-    /// `alone`: no other instance hears the waker, and takes its rings.
+    /// Called before a look for marks at time `now` (ticks): channels in which peers have rung
+    /// become hot. Returns the number of channels to look at. `alone`: no other instance uses the
+    /// waker, which could take its rings.
     #[inline]
     pub fn how_many(&mut self, b: &Waker, now: u64, alone: bool) -> usize {
         if !alone {
@@ -223,7 +229,7 @@ impl Links {
                 }
             }
         });
-        // Without a monitor peers may have nothing to ring by.
+        // Without a monitor, peers may be unable to ring.
         all |= ctl::dead() || now.wrapping_sub(self.looked) > ALL_US * cpu::ticks_per_us();
         if all {
             self.looked = now;
@@ -232,7 +238,7 @@ impl Links {
         self.hot
     }
 
-    /// The last takes the place of the k-th.
+    /// Removes the k-th channel. The last one takes its place.
     pub fn remove(&mut self, mut k: usize) {
         let Some(gone) = self.at(k) else { return };
         if k < self.hot {
@@ -247,7 +253,7 @@ impl Links {
         }
     }
 
-    /// Those that are not parked.
+    /// The channels that are not parked.
     #[inline]
     pub fn waiters(&self) -> impl Iterator<Item = &'static Waiter> + '_ {
         (0..self.hot).filter_map(|k| self.at(k)).filter_map(|l| l.waiter())
@@ -259,11 +265,11 @@ impl Links {
         }
     }
 
-    /// Nobody uses the instance any more.
+    /// Frees the table, because no thread uses the instance any more.
     pub fn free(&mut self) {
         (self.n, self.hot) = (0, 0);
         if !self.table.is_null() {
-            // SAFETY: our own mapping, and nothing refers to it.
+            // SAFETY: the mapping belongs to this value, and nothing refers to it.
             let _ = unsafe { sys::munmap(self.table as *mut u8, SIZE) };
             self.table = ptr::null_mut();
         }

@@ -1,14 +1,16 @@
-//! The application's array of events, and the kernel's part of it.
+//! Fills the application's array of events, and adds the kernel's events. Events of the library's
+//! own descriptors are removed.
 
 use super::instance::{Ep, CTL_MARK, WAKER_MARK};
-use super::wrapper;
-use crate::asleep::{self, On};
+use super::{item, wrapper};
+use crate::asleep::On;
+use crate::wait::{self, Call, Deadline, Mask, Room, Sleep, Source};
 use crate::zone::{balance, watch};
 use crate::{ctl, user};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, cpu, Result};
 
-/// Which of our own descriptors were among the kernel's events.
+/// Which of the library's descriptors were among the kernel's events.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spoke {
     Nobody,
@@ -19,7 +21,8 @@ pub(super) enum Spoke {
     Peer,
 }
 
-/// Events that are looked at before the caller's array is written to.
+/// Up to this many events are written to an array of the library first, and copied to the
+/// application's.
 const FEW: usize = 128;
 
 /// The application's array, filled from the front.
@@ -27,74 +30,58 @@ pub(super) struct Out {
     pub(super) evs: *mut libc::epoll_event,
     pub(super) max: usize,
     pub(super) n: usize,
-    /// So many of the first are the kernel's.
+    /// Number of events at the front of the array that come from the kernel.
     pub(super) from_kernel: usize,
 }
 
 impl Out {
     pub(super) fn push(&mut self, events: u32, data: u64) {
         debug_assert!(self.n < self.max);
-        // SAFETY: below `max`; the array may be unaligned (packed on x86-64).
+        // SAFETY: the index is below `max`; the array may be unaligned (packed on x86-64).
         unsafe { self.evs.add(self.n).write_unaligned(libc::epoll_event { events, u64: data }) };
         self.n += 1;
     }
     pub(super) fn full(&self) -> bool {
         self.n >= self.max
     }
-    /// Is a listener, which can be ready in both worlds, in the array already?
+    /// Has an event with this data been reported? A listener can be ready both in the kernel and
+    /// in shared memory.
     pub(super) fn has(&self, data: u64) -> bool {
         self.reported(data, self.from_kernel)
     }
     fn reported(&self, data: u64, upto: usize) -> bool {
-        // SAFETY: entries below `n` are written.
+        // SAFETY: the first `n` entries of the array are written.
         (0..upto.min(self.n)).any(|i| unsafe { self.evs.add(i).read_unaligned() }.u64 == data)
     }
 
-    /// As [`Out::kernel`], where nothing is ours but perhaps local listen sockets.
-    ///
-    /// `start`: when a `timeout` that is not 0 has begun, nanoseconds.
-    ///
-    /// # Safety
-    /// As [`super::wait()`].
-    pub(super) unsafe fn plain(
-        &mut self,
-        ep: &Ep,
-        timeout: Option<u64>,
-        start: u64,
-        mask: *const libc::sigset_t,
-    ) -> Result<Spoke> {
-        let end = timeout.map(|t| start.saturating_add(t));
-        let mut left = timeout;
+    /// [`Out::sleep`] for an instance that has no items of the library, except local listen
+    /// sockets. `left`: time until the deadline, nanoseconds.
+    pub(super) fn plain(&mut self, ep: &Ep, mut left: Option<u64>, deadline: Deadline, mask: Mask) -> Result<Spoke> {
         loop {
             let zoned = ep.zoned.load(Ordering::Relaxed);
             if zoned && !ep.ctl_added.load(Ordering::Relaxed) {
-                // There may be a monitor again.
+                // A new monitor may have come meanwhile.
                 ep.watch_ctl();
             }
             if !zoned {
-                // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null
-                // or readable.
-                return unsafe { self.kernel(ep, left, mask, true) };
+                return self.sleep(ep, Sleep::of(Call::EpollKernel, left), mask);
             }
-            let piece = if left == Some(0) { left } else { ep.unsubscribed.cut(ctl::unwatched()) };
-            let whole = piece.is_none_or(|p| left.is_some_and(|l| l <= p));
             let since = cpu::ticks();
-            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-            // readable.
-            let spoke = unsafe { self.kernel(ep, if whole { left } else { piece }, mask, true) }?;
+            let own = ep.unsubscribed.sleep_limit();
+            let spoke = self.sleep(ep, Sleep::of(Call::EpollZones, left).at_most(own), mask)?;
             ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), since, self.n > 0);
-            if whole || self.n > 0 || spoke != Spoke::Nobody {
+            if self.n > 0 || spoke != Spoke::Nobody || deadline.is_over() {
                 return Ok(spoke);
             }
             ep.unsubscribed.attend(ep.fd.load(Ordering::Relaxed));
-            if ctl::unwatched().is_some() {
+            if ctl::is_unwatched() {
                 watch::alone();
             }
-            left = end.map(|t| t.saturating_sub(sys::now_ns()));
+            left = deadline.left();
         }
     }
 
-    /// Add listeners that would get something from another worker's queue.
+    /// Adds listeners for which an `accept` would take a connection from another worker's queue.
     pub(super) fn peers(&mut self, ep: &Ep) {
         balance::look(ep.fd.load(Ordering::Relaxed), |events, data| {
             if !self.full() && !self.reported(data, self.n) {
@@ -103,36 +90,32 @@ impl Out {
         });
     }
 
-    /// Add what the kernel has. `plain`: the caller is [`Out::plain`].
-    ///
-    /// # Safety
-    /// As [`super::wait()`].
-    pub(super) unsafe fn kernel(
-        &mut self,
-        ep: &Ep,
-        timeout: Option<u64>,
-        mask: *const libc::sigset_t,
-        plain: bool,
-    ) -> Result<Spoke> {
+    /// Adds the events that the kernel has now.
+    pub(super) fn ask(&mut self, ep: &Ep) -> Result<Spoke> {
         if self.full() {
             return Ok(Spoke::Nobody);
         }
-        if timeout == Some(0) {
-            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-            // readable.
-            return unsafe { self.inside(ep, timeout, mask, plain) };
+        self.inside(ep, Sleep::of(Call::Epoll, Some(0)), Mask::NONE)
+    }
+
+    /// Sleeps until the kernel has events, and adds them.
+    pub(super) fn sleep(&mut self, ep: &Ep, s: Sleep, mask: Mask) -> Result<Spoke> {
+        if self.full() {
+            return Ok(Spoke::Nobody);
+        }
+        if s.is_look() {
+            return self.inside(ep, s, mask);
         }
         let Some(wrapper) = ep.sleeps_in() else {
-            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-            // readable.
-            let r = unsafe { self.inside(ep, timeout, mask, plain) };
+            let r = self.inside(ep, s, mask);
             ep.woken_inside();
             return r;
         };
         let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
-        // SAFETY: 16 entries; the caller's mask.
-        let look = || unsafe { sys::epoll_wait(wrapper, few.as_mut_ptr(), few.len() as i32, timeout, mask) };
-        let k = asleep::sleep(&On { ep: Some(ep.index()), plain, ..On::default() }, look)?;
+        // SAFETY: `few` has 16 entries.
+        let room = unsafe { Room::at(few.as_mut_ptr(), few.len()) };
+        let on = On { ep: Some(ep.index()), plain: s.is_plain(), ..On::default() };
+        let k = wait::sleep(Source::Epoll { fd: wrapper, room, mask, on }, s)?;
         let mut spoke = if k > 0 { Spoke::Own } else { Spoke::Nobody };
         let mut inner = false;
         for e in &few[..k.min(few.len())] {
@@ -146,9 +129,7 @@ impl Out {
             b.clear();
         }
         if inner {
-            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
-            // readable.
-            let own = unsafe { self.inside(ep, Some(0), core::ptr::null(), plain) }?;
+            let own = self.ask(ep)?;
             if spoke == Spoke::Own && own != Spoke::Nobody {
                 spoke = own;
             }
@@ -156,41 +137,53 @@ impl Out {
         Ok(spoke)
     }
 
-    /// Add what is in the application's instance itself.
-    ///
-    /// # Safety
-    /// As [`super::wait()`].
-    unsafe fn inside(
-        &mut self,
-        ep: &Ep,
-        timeout: Option<u64>,
-        mask: *const libc::sigset_t,
-        plain: bool,
-    ) -> Result<Spoke> {
-        let before = self.n;
-        let (fd, room) = (ep.fd.load(Ordering::Relaxed), self.max - before);
-        // What is ours among the events must not be left in the caller's array, which a program may
-        // use again as it is: so they come into one of ours. One that is too large for that is
-        // mended below.
+    /// Adds the events of the application's instance itself, with a sleep or without.
+    fn inside(&mut self, ep: &Ep, s: Sleep, mask: Mask) -> Result<Spoke> {
+        let (fd, room) = (ep.fd.load(Ordering::Relaxed), self.max - self.n);
+        // Events of the library's descriptors must not stay in the caller's array, even behind
+        // its end, because a program may reuse the array as it is. So a short result goes to an
+        // array of this function first. If there is room for more events than that array holds,
+        // the kernel writes to the caller's array, and `take` clears unused entries.
         let mut few = [const { core::mem::MaybeUninit::<libc::epoll_event>::uninit() }; FEW];
         let to = match room <= FEW {
             true => few.as_mut_ptr() as *mut libc::epoll_event,
-            // SAFETY: the rest of the array.
-            false => unsafe { self.evs.add(before) },
+            // SAFETY: `n` is at most `max`, so this is the rest of the array.
+            false => unsafe { self.evs.add(self.n) },
         };
-        // SAFETY: `to` has this much room.
-        let look = || unsafe { sys::epoll_wait(fd, to, room as i32, timeout, mask) };
-        let k = match timeout {
-            Some(0) => look(),
-            _ => asleep::sleep(&On { ep: Some(ep.index()), plain, inside: true, ..On::default() }, look),
+        let k = match s.is_look() {
+            // SAFETY: `to` has room for `room` events; `mask` is null or readable by the kernel.
+            true => unsafe { sys::epoll_wait(fd, to, room as i32, Some(0), mask.as_ptr()) },
+            false => {
+                let on = On { ep: Some(ep.index()), plain: s.is_plain(), inside: true, ..On::default() };
+                // SAFETY: `to` has room for `room` events.
+                let room = unsafe { Room::at(to, room) };
+                wait::sleep(Source::Epoll { fd, room, mask, on }, s)
+            }
         }?;
+        // SAFETY: the kernel has written k entries. Those in the program's array begin at `n`.
+        Ok(unsafe { self.take(ep, to, k, room > FEW) })
+    }
+
+    /// Adds `k` events that the kernel has written at `from`; `within`: `from` is the rest of the
+    /// caller's array.
+    ///
+    /// # Safety
+    /// `k` events are at `from`, which has as much room as the array. With `within`, `from` is
+    /// entry `n` of the array.
+    unsafe fn take(&mut self, ep: &Ep, from: *mut libc::epoll_event, k: usize, within: bool) -> Spoke {
+        let before = self.n;
         let mut spoke = Spoke::Nobody;
         let zoned = k > 1 && ep.zoned.load(Ordering::Relaxed);
+        let one_shot = k > 0 && ep.one_shot.load(Ordering::Relaxed);
         for i in 0..k {
-            // SAFETY: the kernel has written k entries. (In the caller's array none of them is
-            // overwritten before it is read: as many have been read as are pushed, or more.)
-            let e = unsafe { to.add(i).read_unaligned() };
+            // SAFETY: the kernel has written `k` entries at `from`. (With `within`, no entry is
+            // overwritten before it is read, because at least as many entries were read as
+            // pushed.)
+            let e = unsafe { from.add(i).read_unaligned() };
             let data = e.u64;
+            if one_shot {
+                item::of_listeners(ep, |_| true).for_each(|it| it.fired_in_kernel(data));
+            }
             match data {
                 WAKER_MARK => {
                     if let Some(b) = ep.waker() {
@@ -210,40 +203,43 @@ impl Out {
                         spoke = Spoke::Peer;
                     }
                 }
-                // A listener can be ready in both worlds, and in several sockets of
-                // the kernel's; report it once.
+                // A listener can be ready in the kernel, in shared memory, and in several kernel
+                // sockets. It must be reported once.
                 _ if self.reported(data, before) => {}
                 _ if zoned && watch::is_double(data) && self.reported(data, self.n) => {}
                 _ => self.push(e.events, data),
             }
         }
-        if room > FEW {
+        if within {
             for i in self.n..before + k {
-                // SAFETY: below `max`; the kernel has written it.
+                // SAFETY: the index is below `max`, and the kernel has written the entry.
                 unsafe { self.evs.add(i).write_unaligned(libc::epoll_event { events: 0, u64: 0 }) };
             }
         }
-        Ok(spoke)
+        spoke
     }
 }
 
-/// One word for an array and its length; 0 is none.
+/// Packs the address of an array and its length into one word; 0 means none.
 #[inline(always)]
 pub(super) fn array(evs: *mut libc::epoll_event, max: usize) -> usize {
     !(evs as usize ^ max << 32)
 }
 
-/// How many of these events can be written? Asked once for each array, which a program uses again and
-/// again: one that is no longer there then ends the process.
+/// How many of these events are writable? The check runs once for each array, because a program
+/// uses the same array again and again. If the program unmaps the array later, a write crashes
+/// the process.
 ///
 /// # Safety
 /// As [`wait`].
 #[cold]
 pub(super) unsafe fn room(ep: &Ep, evs: *mut libc::epoll_event, max: usize) -> usize {
-    /// Events that are looked for; of more than are ever reported at a time a program may have fewer.
+    /// At most this many events are checked. `wait` never reports more at a time, so the
+    /// program's array may be smaller than its `maxevents` claims.
     const MOST: usize = 4096;
-    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is. Only where an event
-    // is read as well as written is it the program's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where no memory
+    // is mapped. The event is read and written back, so a page that is only writable or only
+    // readable fails.
     let writable = |i: usize| unsafe { user::get(evs.wrapping_add(i)).and_then(|e| user::put(evs.wrapping_add(i), e)) };
     if writable(0).is_err() {
         return 0;

@@ -1,22 +1,23 @@
-//! An instance that is watched itself: by another one, or by `poll`.
+//! An instance that another instance or a `poll` watches: when it is readable, and when its
+//! watcher must wake up.
 
 use super::instance::{of, Ep};
 use super::item::ITEMS;
 use super::poll_list::{arm_all, collect, set_sleeping, settle};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_sys::cpu;
+use fsocket_sys::{self as sys, cpu};
 
-/// Is an instance itself readable, as `poll` sees it? For connections of ours and SYN
-/// queues; of the rest the kernel says it.
+/// Is this instance readable, as `poll` sees it? This covers connections over shared memory and
+/// SYN queues; the kernel answers for its own descriptors.
 pub fn readable(d: &Desc) -> bool {
     let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return false };
     ep.join_inherited();
     let Ok(mut g) = ep.lock.lock() else { return true };
-    // A mark says that something happened, not that it was asked for.
+    // A mark says that something has happened, but the item may wait for another event.
     collect(ep, &mut g, cpu::ticks());
     if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.pending().is_some())) {
-        // What has gone over to the kernel is the kernel's instance to report.
+        // The kernel's instance reports connections that have moved to the kernel.
         drop(g);
         settle(ep);
         let Ok(again) = ep.lock.lock() else { return true };
@@ -25,8 +26,8 @@ pub fn readable(d: &Desc) -> bool {
     g.any_ready()
 }
 
-/// Before a `poll` that includes the instance sleeps, in its wrapper: its waker must ring for our
-/// items. The caller asks [`readable`] again.
+/// Called before a `poll` that includes the instance sleeps in its wrapper: arms the items, so
+/// that they ring the waker. The caller then asks [`readable`] again.
 pub fn before_outer_sleep(d: &Desc) {
     let Some(ep) = of(d) else { return };
     if let Ok(mut g) = ep.lock.lock() {
@@ -42,7 +43,8 @@ pub fn after_outer_sleep(d: &Desc) {
         g.sleepers = g.sleepers.saturating_sub(1);
         set_sleeping(&g, g.sleepers > 0);
         if let Some(b) = ep.waker() {
-            // Not if it is for a thread that sleeps in there.
+            // The waker is cleared only if no thread sleeps, because a sleeping thread needs the
+            // edge.
             if g.sleepers == 0 {
                 b.clear();
             }
@@ -52,13 +54,23 @@ pub fn after_outer_sleep(d: &Desc) {
 }
 
 impl Ep {
-    /// How often something came for an instance, as one that watches it by its
-    /// edges is told.
+    /// Is a descriptor of the kernel's instance ready? (The library's own descriptors are in the
+    /// wrapper.)
+    pub(super) fn is_readable_in_kernel(&self) -> bool {
+        let mut p = libc::pollfd { fd: self.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        let n = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
+        n == Ok(1)
+    }
+
+    /// Number of events that this instance has had. An outer instance compares it with its last
+    /// value to find edges.
     pub(super) fn pulses_so_far(&self) -> u32 {
         let ep = self;
         if let Ok(mut g) = ep.lock.lock() {
             collect(ep, &mut g, cpu::ticks());
-            // What is not active is armed: nothing has come for it.
+            // Only active items are looked at. An inactive item is armed, and no event has come
+            // for it.
             for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
                 ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
             }
@@ -66,11 +78,13 @@ impl Ep {
         ep.pulses.load(Ordering::Relaxed)
     }
 
-    /// An instance that watches this one is about to sleep.
+    /// An outer instance `root` that watches this one is about to sleep: arms the items of this
+    /// one.
     pub(super) fn arm_inner(&self, root: &Ep) {
         let ep = self;
         ep.nested.store(true, Ordering::Relaxed);
-        // Also if nothing of ours is in it yet: what is added then is told of.
+        // The flag is set even if the instance has no items yet, so that an item added later
+        // rings the waker.
         if let Some(b) = ep.need_waker() {
             root.hear(b);
         }

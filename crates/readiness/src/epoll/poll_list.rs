@@ -1,5 +1,5 @@
-//! The active items of an instance: those that may have something to report. Marks of peers activate
-//! an item; one that is armed and not ready cools down.
+//! The active items of an instance: items that may have something to report. A mark of a peer
+//! makes an item active. An armed item that is not ready becomes inactive.
 
 use super::instance::{Ep, Inner};
 use super::item::{self, Item, ITEMS};
@@ -10,13 +10,14 @@ use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::channel::SUMMARY_SYN;
 use fsocket_sys::Errno;
 
-/// Does the kernel's instance report everything, and is a thread that sleeps there told of a listener's first channel?
+/// Does the kernel's instance report everything? And if the instance has listeners: will a thread
+/// that sleeps there be notified of a listener's first channel?
 pub(super) fn is_plain(ep: &Ep) -> bool {
     let is_told = || ep.ctl_added.load(Ordering::Relaxed) && ctl::is_watched() && !unjoined::any();
     ep.is_plain() && (is_told() || item::of_listeners(ep, |_| true).next().is_none())
 }
 
-/// Turn the marks that peers have set into active items. `now`: ticks.
+/// Activates the items that peers have marked. `now`: ticks.
 pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
     let Some(b) = ep.waker() else {
         recheck_listeners(ep, g);
@@ -37,7 +38,7 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
         }
         g.links.has_marks(k - 1, b);
         let c = link.chan;
-        // Acquire: the marks below, and what was published before them.
+        // Acquire: makes the marks visible, and everything that was published before them.
         let s = w.summary.swap(0, Ordering::Acquire);
         if s & SUMMARY_SYN != 0 {
             let id = c.listener.load(Ordering::Relaxed);
@@ -63,7 +64,7 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
     recheck_listeners(ep, g);
 }
 
-/// Of the active items that nobody marked, those that have become ready.
+/// Counts the active items that have become ready without a mark.
 fn unasked(g: &mut Inner, now: u64) -> usize {
     let new = |it: &&Item| !it.linked.load(Ordering::Relaxed) && !it.marked.load(Ordering::Relaxed);
     g.items().filter(new).filter(|it| it.note_unasked(now)).count()
@@ -89,8 +90,9 @@ fn activate_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks:
 }
 
 impl Inner {
-    /// As in the kernel's list: those that are in it, then those that come into it, in the order in which
-    /// they became ready; then those that are only looked at.
+    /// Sorts the active items as the kernel would: first the items that are in its list of ready
+    /// files, then new ones in the order in which they became ready. Items without a mark come
+    /// last.
     fn order(&mut self, marks: usize) {
         if marks == 0 {
             return;
@@ -104,7 +106,8 @@ impl Inner {
         }
     }
 
-    /// When a peer first told one of them after `since`; 0: none has. Ticks.
+    /// The earliest time at which a peer marked one of the items after `since`; 0: none did.
+    /// Ticks.
     pub(super) fn notified_since(&self, since: u64) -> u64 {
         let notified = self.items().map(|it| it.notified_at.load(Ordering::Relaxed));
         notified.filter(|at| *at >= since).min().unwrap_or(0)
@@ -114,7 +117,8 @@ impl Inner {
         (0..self.n).filter_map(|k| ITEMS.get(self.at(k)))
     }
 
-    /// Those that are only looked at may lie anywhere: they are not ready, or nobody knows since when.
+    /// Is the list in order? Items without a mark may be anywhere: they are not ready, or the
+    /// time is unknown.
     fn in_order(&self) -> bool {
         let mut last = None;
         self.items().all(|it| {
@@ -149,28 +153,34 @@ impl Inner {
 }
 
 fn recheck_listeners(ep: &Ep, g: &mut Inner) {
-    // Acquire: pairs with the release of who asks for it, with the item's.
+    // Acquire: pairs with the release of the thread that stored the item's `recheck`.
     if ep.recheck.load(Ordering::Relaxed) && ep.recheck.swap(false, Ordering::Acquire) {
         let asked = |it: &&Item| it.recheck.load(Ordering::Relaxed);
         item::of_listeners(ep, |l| l.id.load(Ordering::Relaxed) != 0).filter(asked).for_each(|it| g.activate(it));
     }
 }
 
-/// Report ready active items; those that are armed and not ready leave the poll list.
+/// Reports ready active items. Armed items that are not ready leave the poll list.
 ///
-/// What is reported goes behind all others, so everybody has a turn when the array is smaller
-/// than what is ready. `now`: ticks, before the first look.
-pub(super) fn report(g: &mut Inner, out: &mut Out, now: u64) {
+/// A reported item moves behind all others. So every item has its turn even if more items are
+/// ready than the array holds. `now`: time before the first look, ticks.
+pub(super) fn report(ep: &Ep, g: &mut Inner, out: &mut Out, now: u64) {
     let n = g.n;
     if n == 0 {
         return;
     }
+    // (An outer instance may watch this one. It was notified when an event came, but has not
+    // looked yet.)
+    let watched = ep.wrapper.watched.load(Ordering::Relaxed);
     for k in 0..n {
         if out.full() {
             break;
         }
         let i = g.at(k);
         let Some(it) = ITEMS.get(i) else { continue };
+        if watched {
+            ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
+        }
         let ev = it.take();
         if ev == crate::ready::PENDING {
             g.pending = true;
@@ -183,7 +193,8 @@ pub(super) fn report(g: &mut Inner, out: &mut Out, now: u64) {
                 out.push(ev, data);
             }
             it.was_marked();
-            // With others only: alone it is first and last.
+            it.silence_kernel(ep);
+            // An item that is alone keeps its place.
             if n > 1 && g.push(i) {
                 g.set(k, NOBODY);
             }
@@ -192,17 +203,17 @@ pub(super) fn report(g: &mut Inner, out: &mut Out, now: u64) {
     compact(g);
 }
 
-/// No item has this index.
+/// Marks an unused place of the list: no item has this index.
 const NOBODY: u32 = u32::MAX;
 
-/// Drop dead items from the poll list, and idle ones that are armed or the
-/// kernel's alone.
+/// Removes dead items from the list of active items, and idle ones that are armed or known to the
+/// kernel only.
 fn compact(g: &mut Inner) {
     let mut keep = 0;
     for k in 0..g.n {
         let i = g.at(k);
         let Some(it) = ITEMS.get(i) else { continue };
-        // An item that was not looked at may be ready although it is armed.
+        // (An item that this pass did not look at may be ready although it is armed.)
         let cold = it.idle.swap(false, Ordering::Relaxed) && (it.is_armed() || it.passive());
         if cold || !it.live.load(Ordering::Relaxed) {
             item::reclaim(i);
@@ -214,10 +225,10 @@ fn compact(g: &mut Inner) {
     g.n = keep;
 }
 
-/// Arm every active item, and fence: what comes from now on is seen by the next look, or marked. They
-/// stay in the list until the next look.
+/// Arms every active item, and fences. After that the next look sees an event, or the event's
+/// peer marks the item. The items stay in the list until the next look.
 ///
-/// `root`: the instance that will sleep; it hears this one's waker and those inside.
+/// `root`: the instance that will sleep. Wake-ups for this instance and its inner ones go there.
 pub(super) fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
     let Some(b) = ep.need_waker() else { return g.n == 0 };
     let mut all = true;
@@ -232,8 +243,8 @@ pub(super) fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
     all
 }
 
-/// Other threads sleep in this instance while we return with events: what we
-/// leave in the poll list must be able to wake them.
+/// Called when the calling thread returns with events while other threads sleep in this instance.
+/// Items that stay active must be able to wake those threads.
 pub(super) fn share(ep: &Ep, g: &mut Inner) {
     if g.sleepers == 0 {
         return;
@@ -241,15 +252,16 @@ pub(super) fn share(ep: &Ep, g: &mut Inner) {
     arm_all(ep, g, ep);
     if let Some(b) = ep.waker() {
         set_sleeping(g, true);
-        // Also what was marked since we looked: its ring may have been ours.
+        // This includes items that were marked since the look, because this thread may have taken
+        // the wake-up.
         if marked(ep, g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
             b.ring_self();
         }
     }
 }
 
-/// Follow the connections of this instance that have changed their path. It
-/// changes the items, so the lock is not held.
+/// Follows the connections of this instance that have changed their path. This changes the items,
+/// so the caller must not hold the lock.
 pub(super) fn settle(ep: &Ep) {
     for _ in 0..ITEMS.len() {
         let found = {
@@ -258,23 +270,23 @@ pub(super) fn settle(ep: &Ep) {
         };
         let Some(d) = found else { return };
         if crate::path::follow(d) == Err(Errno::EAGAIN) {
-            return; // in a signal handler on top of an operation on it
+            return; // this is a signal handler, which has interrupted an operation on the connection
         }
     }
 }
 
-/// Has a peer marked anything? (In a parked channel: it has rung, and that was heard.) Changes nothing.
+/// Has a peer marked anything? (A peer in a parked channel has rung, and the ring was heard.)
 pub(super) fn marked(ep: &Ep, g: &Inner) -> bool {
     ep.waker().is_some_and(Waker::has_rung) || g.links.waiters().any(|w| w.summary.load(Ordering::Relaxed) != 0)
 }
 
-/// Say to all peers whether somebody sleeps here.
+/// Tells all peers whether a thread sleeps here.
 pub(super) fn set_sleeping(g: &Inner, on: bool) {
     for w in g.links.waiters() {
         w.sleeping.store(on as u32, Ordering::Relaxed);
     }
     if on {
-        // Before the look for marks; whoever marks does the reverse.
+        // The store comes before the look for marks. A peer marks first, and then reads the flag.
         fence(Ordering::SeqCst);
     }
 }

@@ -1,4 +1,4 @@
-//! Instances that the parent has made.
+//! Epoll instances that the parent process has made and in which the child waits.
 
 use super::instance::Ep;
 use super::item::{self, Item};
@@ -6,8 +6,8 @@ use crate::listen;
 use core::sync::atomic::Ordering;
 
 impl Ep {
-    /// Before a wait: who waits on an instance that its parent has made accepts what the listeners in
-    /// there get, although it has added none.
+    /// Called before a wait. A thread that waits in an instance of its parent accepts connections
+    /// of the listeners in there, although this process has not added them.
     #[inline]
     pub(super) fn join_inherited(&self) {
         if self.inherited.load(Ordering::Relaxed) {
@@ -19,7 +19,8 @@ impl Ep {
         if !self.inherited.swap(false, Ordering::AcqRel) || self.items.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // What is ours goes into a wrapper: processes of the fork group wait in the instance itself.
+        // The library's entries go into a wrapper, because several processes of the fork group
+        // wait in the instance itself.
         self.is_watched();
         let listeners = || item::of_listeners(self, |l| l.id.load(Ordering::Relaxed) != 0).filter_map(Item::listener);
         if listeners().next().is_some() {

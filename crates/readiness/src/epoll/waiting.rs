@@ -1,29 +1,33 @@
-//! `epoll_wait`.
+//! `epoll_wait`: looks at the active items and at the kernel by turns, then spins, then sleeps.
+//! This is the hot path of a server.
 
 use super::instance::{of, Ep, Inner};
 use super::item::ITEMS;
 use super::out::{array, room, Out, Spoke};
-use super::poll_list::{arm_all, collect, is_plain, marked, report, set_sleeping, settle, share};
+use super::poll_list::{arm_all, collect, is_plain, marked, report, settle, share};
+use super::sleep::{self, control};
+use crate::asleep::On;
 use crate::signals::Held;
 use crate::table::Desc;
+use crate::wait::{in_kernel, Call, Deadline, Mask, Room, Sleep, Source};
 use crate::waker;
 use crate::zone::{balance, watch};
-use crate::{chan, ctl, lengths, stats, Cause, Outcome};
+use crate::{chan, ctl, lengths, Cause, Outcome};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
-/// More active items than this are armed even without a sleep.
+/// If more items than this are active, they are armed even before a call that does not sleep.
 const MANY_ACTIVE: usize = 64;
-/// While connections of ours keep us busy, kernel descriptors are looked at
-/// every so many calls, or after so many microseconds.
+/// While connections over shared memory keep the thread busy, it asks the kernel after this many calls, or after this
+/// many microseconds.
 const KERNEL_TURNS: u32 = 8;
 const KERNEL_US: u64 = 10;
-/// And while we spin.
+/// The same interval during a spin.
 const SPIN_KERNEL_US: u64 = 5;
 
 /// # Safety
-/// `evs` is the program's for `max` events, or there is nothing; `mask` is null or a signal mask.
+/// `evs` has room for `max` events of the program, or points to no memory; `mask` is null or a
+/// signal mask.
 pub unsafe fn wait(
     d: &'static Desc,
     evs: *mut libc::epoll_event,
@@ -40,7 +44,8 @@ pub unsafe fn wait(
         // SAFETY: the program says that `max` events fit at `evs`; `room` finds out how many do.
         match unsafe { room(ep, evs, max as usize) } {
             0 => {
-                // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
+                // SAFETY: the mask is null or the program's signal mask, which only the kernel
+                // reads.
                 let r = unsafe { nowhere(ep, timeout_ns, mask) };
                 ep.leave();
                 return r;
@@ -55,18 +60,22 @@ pub unsafe fn wait(
     r
 }
 
-/// Nothing can be reported: EFAULT if there is something. It stays.
+/// The array is not writable. Returns EFAULT if an event is ready; the event then stays.
 ///
 /// # Safety
 /// As [`wait`].
 #[cold]
 unsafe fn nowhere(ep: &'static Ep, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Outcome<Result<usize>> {
     let mut p = libc::pollfd { fd: ep.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
-    let one = &raw mut p;
     // SAFETY: one pollfd; the mask is null or one of the program's.
-    let r = unsafe {
-        crate::poll::poll(one, 1, timeout_ns, mask).or_kernel(|r| r, || sys::ppoll(one, 1, timeout_ns, mask))
-    };
+    let r = unsafe { crate::poll::poll(&raw mut p, 1, timeout_ns, mask) }.or_kernel(
+        |r| r,
+        || {
+            // SAFETY: the mask is null or a signal mask of the program.
+            let mask = unsafe { Mask::at(mask) };
+            in_kernel(core::slice::from_mut(&mut p), Deadline::within(timeout_ns), mask)
+        },
+    );
     Outcome::Done(r.and_then(|n| if n > 0 { Err(Errno::EFAULT) } else { Ok(0) }))
 }
 
@@ -88,46 +97,41 @@ unsafe fn wait_in(
     if max <= 0 {
         return Outcome::Kernel(Cause::Invalid);
     }
+    // SAFETY: null, or a signal mask of the program, which stays valid during the call.
+    let mask = unsafe { Mask::at(mask) };
     let mut out = Out { evs, max: max as usize, n: 0, from_kernel: 0 };
     let mut left = timeout_ns;
     if is_plain(ep) && !balance::pending() {
-        // Nothing in it is over shared memory (yet). If another thread changes that while this one sleeps, that thread
-        // rings the waker.
-        let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
+        // No item of the instance is over shared memory yet. A thread that changes this during
+        // the sleep rings the waker.
+        let deadline = Deadline::within(timeout_ns);
         ep.hear_of_offers();
         ep.plain.fetch_add(1, Ordering::SeqCst);
-        let r = if ep.is_plain() {
-            // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-            unsafe { out.plain(ep, timeout_ns, start, mask) }
-        } else {
-            Ok(Spoke::Own)
-        };
+        let r = if ep.is_plain() { out.plain(ep, timeout_ns, deadline, mask) } else { Ok(Spoke::Own) };
         ep.plain.fetch_sub(1, Ordering::SeqCst);
         match r {
             Err(e) => return Outcome::Done(Err(e)),
             Ok(Spoke::Nobody) => return Outcome::Done(Ok(out.n)),
             Ok(s) => {
-                // Also with events: where there always are some, nobody would hear of the monitor.
+                // This is done even if there are events: otherwise a busy thread would never read
+                // the monitor's messages.
                 if s == Spoke::Control {
                     control(ep);
                 }
                 if out.n > 0 {
                     return Outcome::Done(Ok(out.n));
                 }
-                left = timeout_ns.map(|t| t.saturating_sub(sys::now_ns().saturating_sub(start)));
+                left = deadline.left();
             }
         }
     }
-    // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or readable.
-    Outcome::Done(unsafe { run(ep, out, left, mask) })
+    Outcome::Done(run(ep, out, left, mask))
 }
 
-/// # Safety
-/// As [`wait`].
-unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
+fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: Mask) -> Result<usize> {
     let (mut deadline, mut held) = (None, None);
     let (mut slept, mut unarmed) = (false, waker::Unarmed::default());
-    // When the last sleep began, until it is known what ended it; ticks.
+    // Start of the last sleep, in ticks; None once the cause of its end was noted.
     let mut since: Option<u64> = None;
     if timeout_ns == Some(0) {
         ep.miss_nothing();
@@ -135,16 +139,13 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     loop {
         ctl::poll();
         watch::look_if_asked();
-        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-        let peer = match unsafe { look(ep, &mut out, timeout_ns, mask, &mut since) }? {
+        let peer = match look(ep, &mut out, timeout_ns, mask, &mut since)? {
             Look::Again => continue,
             Look::Found => return Ok(out.n),
             Look::Nothing(peer) => peer,
         };
-        if deadline.is_none() {
-            deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
-        }
-        if deadline.is_some_and(|t| slept && sys::now_ns() >= t) {
+        let deadline = *deadline.get_or_insert_with(|| Deadline::within(timeout_ns));
+        if slept && deadline.is_over() {
             return Ok(0);
         }
         if let Some(cpu) = peer {
@@ -153,17 +154,16 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 continue;
             }
         }
-        if !mask.is_null() {
+        if !mask.is_none() {
             held.get_or_insert_with(Held::all);
         }
-        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-        unsafe { sleep(ep, &mut out, (deadline, &mut unarmed, &mut since), mask) }?;
+        sleep::sleep(ep, &mut out, deadline, (&mut unarmed, &mut since), mask)?;
         slept = true;
         if out.n > 0 {
             if let Ok(mut g) = ep.lock.lock() {
                 let now = cpu::ticks();
                 collect(ep, &mut g, now);
-                report(&mut g, &mut out, now);
+                report(ep, &mut g, &mut out, now);
                 share(ep, &mut g);
             }
             return Ok(out.n);
@@ -171,37 +171,22 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     }
 }
 
-/// What a look at an instance says.
+/// The result of a look at an instance.
 enum Look {
-    /// Look again.
+    /// Look once more.
     Again,
     Found,
-    /// There is nothing. With the CPU of a peer for which to spin.
+    /// There is no event. Contains the CPU of a peer for which spinning may pay.
     Nothing(Option<u32>),
 }
 
-/// Collects what is ready, here and, at its turn, in the kernel. `since`: as in [`run`].
-///
-/// # Safety
-/// As [`wait`].
+/// Collects ready items and, when it is time, the kernel's events. `since`: as in [`run`].
 #[inline(always)]
-unsafe fn look(
-    ep: &'static Ep,
-    out: &mut Out,
-    timeout_ns: Option<u64>,
-    mask: *const libc::sigset_t,
-    since: &mut Option<u64>,
-) -> Result<Look> {
-    let Ok(mut g) = ep.lock.lock() else {
-        // In a signal handler on top of ourselves.
-        // SAFETY: the kernel checks the program's addresses.
-        out.n = unsafe { sys::epoll_wait(ep.fd.load(Ordering::Relaxed), out.evs, out.max as i32, timeout_ns, mask) }?;
-        return Ok(Look::Found);
-    };
+fn look(ep: &'static Ep, out: &mut Out, timeout_ns: Option<u64>, mask: Mask, since: &mut Option<u64>) -> Result<Look> {
+    let Ok(mut g) = ep.lock.lock() else { return reentered(ep, out, timeout_ns, mask) };
     let first = core::mem::take(&mut g.crowded) && out.n == 0;
     if first {
-        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-        let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+        let spoke = out.ask(ep);
         out.from_kernel = out.n;
         (g.turns, g.last_kernel) = (0, cpu::ticks());
         if spoke == Ok(Spoke::Control) {
@@ -211,40 +196,24 @@ unsafe fn look(
         }
     }
     let now = cpu::ticks();
-    collect(ep, &mut g, now);
-    if let Some(since) = since.take() {
-        ep.spin.slept(since, g.notified_since(since));
-    }
-    report(&mut g, out, now);
-    if out.n == 0 && g.n > MANY_ACTIVE {
-        arm_all(ep, &mut g, ep);
-        collect(ep, &mut g, now);
-        report(&mut g, out, now);
-    }
+    gather(ep, &mut g, out, now, since);
     if core::mem::take(&mut g.pending) {
         drop(g);
         settle(ep);
         if out.n > 0 && !out.full() {
-            // What has just become the kernel's is reported with the rest.
-            // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-            let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+            // A connection that has just moved to the kernel is reported with the others.
+            let _ = out.ask(ep);
         }
         return Ok(if out.n > 0 { Look::Found } else { Look::Again });
     }
-    // The sleep asks the kernel as well: before it, only if it may well have something.
+    // The sleep looks at the kernel as well, so the thread does so before it only if an event is
+    // likely.
     let ask = timeout_ns == Some(0) || balance::pending() || (g.kernel_busy && !alone(ep));
     g.turns += 1;
     let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
     if (out.n == 0 && ask) || (due && !first && speaks(ep, &g)) {
-        (g.turns, g.last_kernel, g.crowded) = (0, now, out.full());
-        let (nothing, before) = (out.n == 0, out.n);
-        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-        let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
-        g.kernel_busy = out.n > before;
-        if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
-            ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
-        }
-        if let Ok(Spoke::Control) = spoke {
+        let spoke = ask_kernel(ep, &mut g, out, timeout_ns == Some(0), now);
+        if spoke == Ok(Spoke::Control) {
             drop(g);
             control(ep);
             return Ok(if out.n > 0 { Look::Found } else { Look::Again });
@@ -266,25 +235,52 @@ unsafe fn look(
     Ok(Look::Nothing(if alone(ep) { None } else { spin_target(&g) }))
 }
 
-/// May the kernel say something that is seen nowhere else?
+/// A wait in a signal handler that has interrupted another wait in the same instance. The
+/// interrupted thread holds the instance's lock, so this wait sees only the kernel's events.
+#[cold]
+fn reentered(ep: &Ep, out: &mut Out, timeout_ns: Option<u64>, mask: Mask) -> Result<Look> {
+    // SAFETY: `wait` has checked that the array at `out.evs` is writable for `out.max` events.
+    let room = unsafe { Room::at(out.evs, out.max.min(i32::MAX as usize)) };
+    let source = Source::Epoll { fd: ep.fd.load(Ordering::Relaxed), room, mask, on: On::default() };
+    out.n = crate::wait::sleep(source, Sleep::of(Call::EpollKernel, timeout_ns))?;
+    Ok(Look::Found)
+}
+
+/// Puts ready items into `out`.
+#[inline(always)]
+fn gather(ep: &'static Ep, g: &mut Inner, out: &mut Out, now: u64, since: &mut Option<u64>) {
+    collect(ep, g, now);
+    if let Some(since) = since.take() {
+        ep.spin.slept(since, g.notified_since(since));
+    }
+    report(ep, g, out, now);
+    if out.n == 0 && g.n > MANY_ACTIVE {
+        arm_all(ep, g, ep);
+        collect(ep, g, now);
+        report(ep, g, out, now);
+    }
+}
+
+/// Puts the kernel's events into `out`; `only`: the call will not sleep.
+fn ask_kernel(ep: &Ep, g: &mut Inner, out: &mut Out, only: bool, now: u64) -> Result<Spoke> {
+    (g.turns, g.last_kernel, g.crowded) = (0, now, out.full());
+    let before = out.n;
+    let spoke = out.ask(ep);
+    g.kernel_busy = out.n > before;
+    if before == 0 && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || only) {
+        ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
+    }
+    spoke
+}
+
+/// Can the kernel have an event that no active item shows?
 #[inline]
 fn speaks(ep: &Ep, g: &Inner) -> bool {
     ep.kernel.load(Ordering::Relaxed) || g.links.parks()
 }
 
-fn control(ep: &Ep) {
-    ctl::readable();
-    if ep.zoned.load(Ordering::Relaxed) {
-        ep.unsubscribed.woken(ep.fd.load(Ordering::Relaxed));
-        watch::late();
-    }
-    if ctl::dead() {
-        ep.unwatch_ctl();
-    }
-}
-
-/// Is any item ready, or any mark set? For spinning; changes nothing.
-/// `ask_at`: when the kernel is asked next, ticks.
+/// Is any item ready, or any mark set? Used during a spin; changes nothing. `ask_at`: time of the
+/// next look at the kernel, ticks.
 fn something(ep: &Ep, ask_at: &mut u64) -> bool {
     let Ok(g) = ep.lock.lock() else { return true };
     if marked(ep, &g) || g.any_ready() {
@@ -300,14 +296,14 @@ fn something(ep: &Ep, ask_at: &mut u64) -> bool {
     false
 }
 
-/// Nobody shares memory with us: no peer can mark anything. With a waker, as a
-/// channel that comes rings it.
+/// Has the process no channel, so that no peer can mark an item? A waker must exist, which a new
+/// channel rings.
 fn alone(ep: &Ep) -> bool {
     ep.waker().is_some() && chan::none()
 }
 
-/// Whether spinning may pay: Some(cpu of the peer, or 0). None: every peer we
-/// know of needs this CPU, or there is none.
+/// May spinning pay? Some: the CPU of the peer, or 0. None: no peer is known, or every peer needs
+/// this CPU.
 fn spin_target(g: &Inner) -> Option<u32> {
     let me = cpu::current();
     let mut listener = false;
@@ -326,74 +322,4 @@ fn spin_target(g: &Inner) -> Option<u32> {
         return listener.then_some(0);
     }
     other.then_some(0)
-}
-
-/// Sleep in the kernel until a waker, a kernel descriptor, a signal, or the
-/// deadline.
-///
-/// # Safety
-/// As [`wait`].
-unsafe fn sleep(
-    ep: &'static Ep,
-    out: &mut Out,
-    (deadline, unarmed, since): (Option<u64>, &mut waker::Unarmed, &mut Option<u64>),
-    mask: *const libc::sigset_t,
-) -> Result<()> {
-    // Items that are not active are in no list of the instance.
-    crate::peers::look_at_all();
-    let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-    {
-        let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
-        // Without a monitor there are no wakers, and the sleep is cut below.
-        let armed = arm_all(ep, &mut g, ep);
-        // New clients of a listener are announced by the monitor.
-        let heard = !g.may_listen || ep.watch_ctl();
-        if !(ctl::dead() || armed && heard) {
-            let piece = unarmed.piece();
-            limit = Some(limit.map_or(piece, |l| l.min(piece)));
-        }
-        g.sleepers += 1;
-        g.links.before_sleep();
-        set_sleeping(&g, true);
-    }
-    if let Some(ns) = ctl::unwatched() {
-        watch::alone();
-        limit = Some(limit.map_or(ns, |l| l.min(ns)));
-    }
-    let r = if something_after_arming(ep) {
-        Ok(Spoke::Nobody)
-    } else {
-        stats::count(Counter::Sleeps);
-        let limit = balance::cut(crate::unjoined::cut(chan::cut(limit)));
-        let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(limit));
-        let t0 = cpu::ticks();
-        // SAFETY: `out` leads to room that `wait` has looked at; the mask is null or readable.
-        let r = unsafe { out.kernel(ep, limit, mask, false) };
-        *since = Some(t0);
-        if ep.zoned.load(Ordering::Relaxed) {
-            ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), t0, out.n > 0);
-            if out.n == 0 && r == Ok(Spoke::Nobody) {
-                ep.unsubscribed.attend(ep.fd.load(Ordering::Relaxed));
-            }
-        }
-        if idle && out.n == 0 && r == Ok(Spoke::Nobody) {
-            crate::idle::give_back();
-        }
-        r
-    };
-    if let Ok(mut g) = ep.lock.lock() {
-        g.sleepers = g.sleepers.saturating_sub(1);
-        set_sleeping(&g, g.sleepers > 0);
-        g.last_kernel = cpu::ticks();
-        g.kernel_busy = out.n > 0;
-    }
-    if r? == Spoke::Control {
-        control(ep);
-    }
-    Ok(())
-}
-
-fn something_after_arming(ep: &Ep) -> bool {
-    let Ok(g) = ep.lock.lock() else { return true };
-    marked(ep, &g) || g.any_ready()
 }

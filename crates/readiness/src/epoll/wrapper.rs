@@ -1,10 +1,10 @@
-//! The wrapper of an instance that others watch.
+//! The wrapper of an instance that another instance or a `poll` watches.
 //!
-//! An instance that lies in another one, or that is polled, must be readable exactly
-//! when the application has something in it. Our waker and the control socket
-//! would make it so, too. They then lie in a wrapper: a private instance that holds them
-//! and, level-triggered, the application's. Threads that wait in the inner one sleep in its
-//! wrapper; an outer one hears the wakers of those that lie in it from its own.
+//! Such an instance must be readable exactly if one of the application's entries is ready. The
+//! library's waker and control socket would make it readable, too. So both are in a *wrapper*: a
+//! private instance that contains them and, level-triggered, the application's instance. Threads
+//! that wait in the inner instance sleep in its wrapper. The wrapper of an outer instance also
+//! contains the wakers of its inner instances.
 
 use super::instance::{of, Ep, Wrapper, CTL_MARK, EPS, WAKER_MARK};
 use crate::table::Desc;
@@ -14,10 +14,11 @@ use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
-/// In a wrapper: the application's instance has something.
-pub(super) const INNER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
+/// Event data in a wrapper: the application's instance has events.
+pub(super) const INNER_MARK: u64 = 0xF50C_4E7B_E11A_0004;
 
-/// How long threads may take to leave the application's instance for its wrapper.
+/// How long threads have to leave the application's instance for its wrapper: number of pauses,
+/// and length of each.
 const LEAVING_TURNS: u32 = 200;
 const LEAVING_NS: u64 = 20_000;
 
@@ -40,7 +41,8 @@ impl Wrapper {
             process::close_own(s - 1);
         }
     }
-    /// In a forked child: what it holds is the parent's.
+    /// In a forked child: the wrapper's contents belong to the parent, so the child makes its
+    /// own.
     pub(super) fn become_child(&self) {
         self.close();
         let watched = self.watched.load(Ordering::Relaxed);
@@ -64,7 +66,7 @@ fn take_out(home: i32, b: &Waker) {
 }
 
 impl Ep {
-    /// The instance that holds what is ours.
+    /// The instance that contains the library's entries: this one or its wrapper.
     pub(super) fn home(&self) -> i32 {
         if self.wrapper.watched.load(Ordering::SeqCst) {
             if let Some(s) = self.wrapper.fd().or_else(|| self.make_wrapper()) {
@@ -74,13 +76,13 @@ impl Ep {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Another instance watches this one from now on, or it is polled.
+    /// From now on another instance or a `poll` watches this one.
     pub(super) fn is_watched(&self) {
         if self.wrapper.watched.swap(true, Ordering::SeqCst) {
             return;
         }
         if self.waker().is_some() || self.ctl_added.load(Ordering::Relaxed) {
-            // What was put inside before.
+            // Moves entries to the wrapper that were added to the instance before.
             self.home();
         }
     }
@@ -111,8 +113,8 @@ impl Ep {
         if let Some(b) = self.waker() {
             put(new, b, libc::EPOLLIN);
             self.wrapper.inside.store(true, Ordering::SeqCst);
-            // Those that sleep inside leave; the last one takes the waker out. Until then
-            // it can be seen there.
+            // Threads that sleep in the instance leave it, and the last one removes the waker.
+            // Until then the waker makes the instance readable.
             let mut turns = 0;
             while self.wrapper.direct.load(Ordering::SeqCst) > 0 && turns < LEAVING_TURNS {
                 b.ring_self();
@@ -135,10 +137,11 @@ impl Ep {
         }
     }
 
-    /// Before a sleep in the kernel: the wrapper to sleep in. None: inside, and
-    /// [`Ep::woken_inside`] is called afterwards.
+    /// Called before a sleep in the kernel: returns the wrapper to sleep in. None: the thread
+    /// sleeps in the instance itself, and calls [`Ep::woken_inside`] afterwards.
     pub(super) fn sleeps_in(&self) -> Option<i32> {
-        // The count before the look; `make_wrapper` does the reverse.
+        // The count comes before the look; `make_wrapper` adds the wrapper and then reads the
+        // count.
         self.wrapper.direct.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let s = self.wrapper.fd()?;
@@ -152,13 +155,13 @@ impl Ep {
         }
     }
 
-    /// A ring of an inner instance's waker ends sleeps in this one.
+    /// Adds the waker of an inner instance, so that its ring ends sleeps in this one.
     pub(super) fn hear(&self, b: &Waker) {
         let (word, bit) = (&self.wrapper.heard[b.index() / 64], 1u64 << (b.index() % 64));
         if self.waker().is_some_and(|own| core::ptr::eq(own, b)) || word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return;
         }
-        // By its edges: only those that it is for clear it.
+        // Edge-triggered, because only the threads of the inner instance clear the waker.
         put(self.home(), b, libc::EPOLLIN | libc::EPOLLET);
     }
     pub(super) fn unhear(&self, b: &Waker) {
@@ -167,11 +170,11 @@ impl Ep {
             take_out(self.home(), b);
         }
     }
-    /// The edges of wakers that are heard here are over.
+    /// Clears the edges of the wakers in this wrapper.
     pub(super) fn drain_wrapper(&self) {
         let Some(s) = self.wrapper.fd() else { return };
         let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
-        // SAFETY: 16 entries.
+        // SAFETY: the local array has 16 entries.
         let _ = unsafe { sys::epoll_wait(s, few.as_mut_ptr(), few.len() as i32, Some(0), core::ptr::null()) };
     }
 }
@@ -183,12 +186,12 @@ pub fn is_polled(d: &Desc) {
     }
 }
 
-/// Where a `poll` of an instance sleeps.
+/// The wrapper in which a `poll` of this instance sleeps.
 pub fn wrapper_of(d: &Desc) -> Option<i32> {
     of(d)?.wrapper.fd()
 }
 
-/// A wrapper got another number.
+/// A wrapper got another descriptor.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |ep: &Ep| ep.wrapper.fd.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     (0..EPS.len()).filter_map(|i| EPS.get(i)).any(swap)

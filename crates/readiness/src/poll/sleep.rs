@@ -1,115 +1,118 @@
-//! The sleep of a `poll`: on what is ours and on the kernel's at once.
+//! The sleep of a `poll`: on connections over shared memory and on kernel descriptors at once,
+//! or, for a single connection, on a futex word.
 
 use super::kept::{any, ours, Kept};
 use crate::table::{Desc, Kind};
-use crate::wait::teased::{self, Teased};
-use crate::wait::{self, word, Sleeper};
+use crate::wait::teased::Teased;
+use crate::wait::{self, Call, Deadline, Mask, Sleep, Sleeper, Source, Word, LONG};
 use crate::waker::{self, Waker};
-use crate::{chan, ctl, epoll, listen, spin, stats, stuck, zone};
+use crate::{chan, ctl, epoll, listen, spin, zone};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::sleeping;
 use fsocket_ring as ring;
+use fsocket_sync::block::{block, Wait};
 use fsocket_sync::doorbell::{Batch, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 static SPIN: spin::Memory = spin::Memory::new();
 
-/// Sleeps until there may be something. Nobody but what it sleeps on makes it look at numbers that are something
-/// else by now.
-///
-/// # Safety
-/// As [`sleep`].
-pub(super) unsafe fn sleep_on(
-    fds: &[libc::pollfd],
-    kernel: &mut [libc::pollfd],
-    beside: usize,
-    (deadline, unarmed): (Option<u64>, &mut waker::Unarmed),
-    mask: *const libc::sigset_t,
-    kept: &Kept,
-) -> Result<()> {
-    loop {
-        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
-        let ready = unsafe { sleep(fds, kernel, beside, (deadline, unarmed), mask, kept) }?;
-        if ready || kept.woken() {
-            return Ok(());
-        }
-        let mut lost = false;
-        for i in kept.lost(fds) {
-            lost = true;
-            kernel[i].fd = -1;
-        }
-        if !lost || deadline.is_some_and(|t| sys::now_ns() >= t) {
-            return Ok(());
-        }
-    }
+/// The descriptors of a `poll` that sleeps.
+pub(super) struct Sleeps<'a, 'k> {
+    pub(super) fds: &'a [libc::pollfd],
+    pub(super) kept: &'a Kept<'k>,
+    /// The entries for the kernel: all of `fds`, then local listen sockets, and [`wait::BESIDE`]
+    /// more.
+    pub(super) kernel: &'a mut [libc::pollfd],
+    pub(super) deadline: Deadline,
+    pub(super) unarmed: &'a mut waker::Unarmed,
+    pub(super) mask: Mask,
 }
 
-/// As [`sleep_on`], for one connection and nothing of the kernel's: on the word that its peer rings. It costs a
-/// system call and no waker, of which a side of a channel has but so many.
+/// Sleeps until an event may have come. If a descriptor has become another file, the sleep still
+/// ends only by an event of the kept description.
+pub(super) fn sleep_on(s: Sleeps) -> Result<()> {
+    block(&mut OnAll { s, sleeper: None, armed: false })
+}
+
+/// As [`sleep_on`], for a single connection and no kernel descriptor. The thread sleeps on the
+/// futex word that the peer rings. This costs one system call, and uses none of the few waiters
+/// that each side of a channel has.
 ///
-/// (Signals need not be held: one that is handled just before the sleep may as well have been handled before
-/// the call.)
-pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u64>, kept: &Kept) -> Result<()> {
-    let want = &d.rx_dir().want_data;
-    let (t0, mut slept, mut long) = (cpu::ticks(), false, false);
-    let mut teased = Teased::default();
-    loop {
-        let seq = want.seq.load(Ordering::Acquire);
-        // `kept` holds `d`, so the word stays its own.
-        want.arm_and_fence(FUTEX_BIT, sys::heavy_fence);
-        if any(fds, kept) {
-            break;
-        }
-        ctl::poll();
-        ctl::notice();
-        if crate::peers::is_unwatched() {
-            // A waker sees another monitor come, and peers end.
-            return Ok(());
-        }
-        // Behind the look at `seq`, which changes when the number is something else. A sleep that has begun stays
-        // with the connection.
-        if any(fds, kept) || !slept && kept.lost(fds).next().is_some() {
-            return Ok(());
-        }
-        let left = deadline.map_or(word::LONG, |t| t.saturating_sub(sys::now_ns()));
-        if left == 0 {
-            return Ok(());
-        }
-        stats::count(Counter::Sleeps);
-        zone::balance::before_sleep();
-        // With a limit, as no futex sleep with one is restarted after a signal.
-        let cut = stuck::cut(word::piece(long, true));
-        let (limit, idle) = crate::idle::cut(Some(cut.map_or(left, |c| c.min(left))));
-        let second = if cut.is_none() { word::Second::arm(d) } else { None };
-        if second.is_some() && any(fds, kept) {
-            break;
-        }
-        let r = match teased.is() {
-            true => teased::pause(limit),
-            false => word::sleep(want, seq, limit, cut, long, second),
-        };
-        slept |= r != Err(Errno::EAGAIN);
-        if any(fds, kept) || kept.woken() {
-            break;
-        }
-        teased.woken_for_nothing(d, want);
-        match r {
-            Err(Errno::EINTR) => return r,
-            Err(Errno::ETIMEDOUT) => {
-                long = true;
-                if idle {
-                    crate::idle::give_back();
-                }
-            }
-            _ => {}
-        }
+/// (Signals need not be blocked: a signal that is handled just before the sleep counts as handled
+/// before the call.)
+pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Deadline, kept: &Kept) -> Result<()> {
+    let t0 = cpu::ticks();
+    let mut w = OnWord { d, fds, kept, deadline, seq: 0, slept: false, long: false, teased: Teased::default() };
+    if block(&mut w)? {
+        memory(fds).slept(t0, d.rx_dir().want_data.notified_at.load(Ordering::Relaxed));
     }
-    memory(fds).slept(t0, want.notified_at.load(Ordering::Relaxed));
     Ok(())
 }
 
-/// Of the waits of such a call.
+struct OnWord<'a, 'k> {
+    d: &'static Desc,
+    fds: &'a [libc::pollfd],
+    kept: &'a Kept<'k>,
+    deadline: Deadline,
+    seq: u32,
+    /// At least one sleep has begun.
+    slept: bool,
+    /// A sleep ended at a limit that the library had set.
+    long: bool,
+    teased: Teased,
+}
+
+impl Wait for OnWord<'_, '_> {
+    type Woken = Result<usize>;
+    /// True: an event has come.
+    type End = Result<bool>;
+
+    fn arm(&mut self) {
+        let want = &self.d.rx_dir().want_data;
+        self.seq = want.seq.load(Ordering::Acquire);
+        // `kept` holds `d`, so the word still belongs to this connection.
+        want.arm_and_fence(FUTEX_BIT, sys::heavy_fence);
+    }
+
+    fn look(&mut self) -> Option<Result<bool>> {
+        if any(self.fds, self.kept) {
+            return Some(Ok(true));
+        }
+        ctl::poll();
+        ctl::notice();
+        // Without a monitor, only a sleep on the waker notices a new monitor and the death of
+        // peers, so this one ends. If the descriptor has become another file, that matters only
+        // before the first sleep. (`seq` changes then, and this look comes after it was read.) A
+        // sleep that has begun stays with its connection.
+        let over = crate::peers::is_unwatched()
+            || any(self.fds, self.kept)
+            || !self.slept && self.kept.lost(self.fds).next().is_some()
+            || self.deadline.is_over();
+        over.then_some(Ok(false))
+    }
+
+    fn sleep(&mut self) -> Result<usize> {
+        zone::balance::before_sleep();
+        let (d, fds, kept) = (self.d, self.fds, self.kept);
+        let (want, seq, teased) = (&d.rx_dir().want_data, self.seq, self.teased.is());
+        let word = Word { d, want, seq, teased, long: &mut self.long, look: &mut || any(fds, kept) };
+        // The sleep always has a limit, because the kernel does not restart a limited futex sleep
+        // after a signal.
+        let left = self.deadline.left().unwrap_or(LONG);
+        wait::sleep(Source::Word(word), Sleep::of(Call::PollOne, Some(left)))
+    }
+
+    fn on_wake(&mut self, woken: Result<usize>) -> Option<Result<bool>> {
+        self.slept |= woken != Err(Errno::EAGAIN);
+        if any(self.fds, self.kept) || self.kept.woken() {
+            return Some(Ok(true));
+        }
+        self.teased.woken_for_nothing(self.d, &self.d.rx_dir().want_data);
+        (woken == Err(Errno::EINTR)).then_some(Err(Errno::EINTR))
+    }
+}
+
+/// The record of earlier waits, for a call with these descriptors.
 pub(super) fn memory(fds: &[libc::pollfd]) -> &'static spin::Memory {
     match fds {
         [one] => ours(one.fd).filter(|d| d.is_conn()).map_or(&SPIN, |d| d.spin_rx()),
@@ -117,73 +120,88 @@ pub(super) fn memory(fds: &[libc::pollfd]) -> &'static spin::Memory {
     }
 }
 
-/// When a peer first told one of them after `since`; 0: none has. Ticks.
+/// The earliest time (ticks) after `since` at which a peer rang for one of the connections. 0:
+/// none did.
 fn notified_since(fds: &[libc::pollfd], kept: &Kept, since: u64) -> u64 {
     let conns = kept.each(fds).map(|(d, _)| d).filter(|d| d.is_conn());
     let notified = conns.map(|d| d.rx_dir().want_data.notified_at.load(Ordering::Relaxed));
     notified.filter(|at| *at >= since).min().unwrap_or(0)
 }
 
-/// True: something of the kernel's has happened.
-///
-/// # Safety
-/// `mask` is null or a signal mask.
-unsafe fn sleep(
-    fds: &[libc::pollfd],
-    kernel: &mut [libc::pollfd],
-    beside: usize,
-    (deadline, unarmed): (Option<u64>, &mut waker::Unarmed),
-    mask: *const libc::sigset_t,
-    kept: &Kept,
-) -> Result<bool> {
-    let n = fds.len() + beside;
-    let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-    let mut limit = match (left, ctl::unwatched()) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
-    if ctl::dead() {
-        kept.each(fds).for_each(|(d, _)| crate::peers::look(d));
-    }
-    let mut sleeper = Sleeper::new();
-    let armed = sleeper.as_ref().is_some_and(|s| {
-        s.arm(|b, batch| kept.each(fds).fold(true, |all, (d, wanted)| arm(d, wanted, b, batch) && all))
-    });
-    // Without a waker we look again and again; not for an instance in which
-    // nothing is ours, where what is added rings a new one.
-    let watched = |d: &Desc| !matches!(d.kind(), Kind::Epoll | Kind::Kernel) || epoll::has_items(d);
-    // (Without a monitor there is none: it may be that which we have just noticed.)
-    if !armed && kept.each(fds).any(|(d, _)| watched(d)) {
-        let piece = ctl::unwatched().unwrap_or_else(|| unarmed.piece());
-        limit = Some(limit.map_or(piece, |l| l.min(piece)));
-    }
-    let (mut r, mut ready) = (Ok(0), false);
-    let kernel = &mut kernel[..n + wait::BESIDE];
-    if !any(fds, kept) {
-        stats::count(Counter::Sleeps);
-        zone::balance::before_sleep();
-        let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
-        in_wrappers(fds, kernel, true);
-        let t0 = cpu::ticks();
-        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
-        r = unsafe { wait::sleep(kernel, sleeper.as_mut(), limit, mask) };
-        memory(fds).slept(t0, notified_since(fds, kept, t0));
-        ready = r.is_ok() && kernel[..n].iter().any(|k| k.revents != 0);
-        in_wrappers(fds, kernel, false);
-        if idle && r == Ok(0) {
-            crate::idle::give_back();
-        }
-    }
-    if let Some(s) = sleeper {
-        s.end(|b| kept.each(fds).for_each(|(d, _)| disarm(d, b)));
-    }
-    if r.is_ok() {
-        wait::heed(kernel);
-    }
-    r.map(|_| ready)
+/// A wait on wakers and kernel descriptors.
+struct OnAll<'a, 'k> {
+    s: Sleeps<'a, 'k>,
+    sleeper: Option<Sleeper>,
+    /// All peers were asked to ring the waker.
+    armed: bool,
 }
 
-/// Instances of ours are waited for in their wrappers, which hear the wakers, too.
+impl Wait for OnAll<'_, '_> {
+    /// True: a kernel descriptor has an event.
+    type Woken = Result<bool>;
+    type End = Result<()>;
+
+    fn arm(&mut self) {
+        let (fds, kept) = (self.s.fds, self.s.kept);
+        if ctl::dead() {
+            kept.each(fds).for_each(|(d, _)| crate::peers::look(d));
+        }
+        self.sleeper = Sleeper::new();
+        self.armed = self.sleeper.as_ref().is_some_and(|s| {
+            s.arm(|b, batch| kept.each(fds).fold(true, |all, (d, wanted)| arm(d, wanted, b, batch) && all))
+        });
+    }
+
+    fn look(&mut self) -> Option<Result<()>> {
+        any(self.s.fds, self.s.kept).then_some(Ok(()))
+    }
+
+    fn sleep(&mut self) -> Result<bool> {
+        let Sleeps { fds, kept, kernel, deadline, unarmed, mask } = &mut self.s;
+        zone::balance::before_sleep();
+        in_wrappers(fds, kernel, true);
+        // Without a waker the thread has to look again and again. Instances without items are
+        // left out, because a new item rings a new waker.
+        let watched = |d: &Desc| !matches!(d.kind(), Kind::Epoll | Kind::Kernel) || epoll::has_items(d);
+        // (Without a monitor there is no waker, and [`wait`] limits the sleep.)
+        let looks = !self.armed && !ctl::is_unwatched() && kept.each(fds).any(|(d, _)| watched(d));
+        let unarmed = looks.then_some(&mut **unarmed);
+        let t0 = cpu::ticks();
+        let source = Source::Set { fds: kernel, sleeper: self.sleeper.as_mut(), mask: *mask };
+        let r = wait::sleep(source, Sleep::of(Call::Poll, deadline.left()).unarmed(unarmed));
+        memory(fds).slept(t0, notified_since(fds, kept, t0));
+        let ready = kernel[..kernel.len() - wait::BESIDE].iter().any(|k| k.revents != 0);
+        in_wrappers(fds, kernel, false);
+        r.map(|_| ready)
+    }
+
+    fn disarm(&mut self) {
+        if let Some(s) = self.sleeper.take() {
+            s.end(|b| self.s.kept.each(self.s.fds).for_each(|(d, _)| disarm(d, b)));
+        }
+    }
+
+    fn on_wake(&mut self, woken: Result<bool>) -> Option<Result<()>> {
+        let ready = match woken {
+            Ok(ready) => ready,
+            Err(e) => return Some(Err(e)),
+        };
+        let Sleeps { fds, kept, kernel, deadline, .. } = &mut self.s;
+        wait::heed(kernel);
+        if ready || kept.woken() {
+            return Some(Ok(()));
+        }
+        let mut lost = false;
+        for i in kept.lost(fds) {
+            lost = true;
+            kernel[i].fd = -1;
+        }
+        (!lost || deadline.is_over()).then_some(Ok(()))
+    }
+}
+
+/// Replaces tracked instances by their wrappers for the sleep (`on`), because the wrapper also
+/// contains the wakers.
 fn in_wrappers(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
     for (p, k) in fds.iter().zip(kernel) {
         if p.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
@@ -194,7 +212,7 @@ fn in_wrappers(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
     }
 }
 
-/// Ask the peer to ring `b`; false: not possible.
+/// Asks the peer to ring `b`. False: there is no free waiter.
 fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
     match d.kind() {
         Kind::Shm => {

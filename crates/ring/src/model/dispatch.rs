@@ -1,5 +1,5 @@
-//! Dispatch: a connection in the queue of a worker that does not look is not left alone by
-//! one that goes to sleep.
+//! Dispatch: if a connection is in the queue of a busy worker, a worker that goes to sleep must
+//! not leave it there.
 
 use crate::dispatch::{choose, wake, Workers};
 use crate::syn::{len, push};
@@ -10,9 +10,9 @@ use loom::sync::Arc;
 
 const BOTH: Workers = Workers { all: 0b11, busy: 0, avoid: 0, turns: false };
 
-/// Worker 0 computes; worker 1 goes to sleep; a client connects.
+/// Worker 0 computes, worker 1 goes to sleep, and a client connects at the same time.
 ///
-/// `armed`: worker 0 has an epoll instance, in which nobody waits now.
+/// `armed`: worker 0 has an armed epoll instance, in which no thread waits now.
 fn run(armed: bool, wakes: fn(u32, &[SynQueue; 2], &mut dyn FnMut(&Want) -> bool)) {
     every_way(Some(3), move || {
         let queues: Arc<[SynQueue; 2]> = Arc::default();
@@ -44,7 +44,7 @@ fn who_goes_to_sleep_is_woken_or_sees_it() {
     }
 }
 
-/// Worker 0 was chosen before worker 1 waited.
+/// The client has chosen worker 0 before worker 1 waited.
 #[test]
 #[should_panic(expected = "nobody wakes it")]
 fn waking_only_the_chosen_one_is_not_enough() {
@@ -53,7 +53,7 @@ fn waking_only_the_chosen_one_is_not_enough() {
     });
 }
 
-/// Worker 0's instance is told, and nobody waits in it.
+/// Worker 0's armed instance gets the event, but no thread waits in it.
 #[test]
 #[should_panic(expected = "nobody wakes it")]
 fn waking_the_first_that_is_armed_is_not_enough() {

@@ -1,5 +1,5 @@
-//! A connection's direction: the real ring with the real want words, a sender
-//! and a receiver that sleep when they can do nothing else.
+//! One direction of a connection: the real ring with the real want words, and a sender and a
+//! receiver that sleep when they can do nothing else.
 
 use crate::*;
 use fsocket_abi::channel::status;
@@ -10,7 +10,7 @@ use loom::sync::Arc;
 pub struct Pipe {
     words: [AtomicU64; RING_CAP / 8],
     pub dir: Dir,
-    tx: Half,
+    pub tx: Half,
     pub rx: Half,
     data: Futex,
     space: Futex,
@@ -78,7 +78,7 @@ impl Pipe {
         Words(&self.words)
     }
 
-    /// Bytes `at..at + n` of the stream as far as they fit; no wake-up.
+    /// Sends bytes `at..at + n` of the stream as far as they fit; it wakes nobody.
     pub fn offer(&self, at: usize, n: usize) -> usize {
         let data: Vec<u8> = (at..at + n).map(byte).collect();
         // SAFETY: `data` has n bytes; one thread sends.
@@ -89,7 +89,7 @@ impl Pipe {
             send(self.ring(), &self.dir, &self.tx, data.as_ptr(), n, 0).expect("an honest receiver")
         }
     }
-    /// Up to `max` bytes, which must be the stream's from `at` on; no wake-up.
+    /// Receives up to `max` bytes, which must be the stream's from `at` on; it wakes nobody.
     pub fn take(&self, at: usize, max: usize) -> usize {
         let mut b = vec![0; max];
         // SAFETY: `b` has `max` bytes; one thread receives.
@@ -148,7 +148,7 @@ impl Pipe {
             if n > 0 {
                 if !self.dir.want_space.is_silent()
                     && self.dir.want_space.waiting() != 0
-                    && get(&self.rx.pos) >= self.dir.prod.space_at.load(Ordering::Relaxed)
+                    && self.rx.pos() >= self.dir.prod.space_at.load(Ordering::Relaxed)
                 {
                     Self::notify(&self.dir.want_space, &self.space);
                 }
@@ -297,8 +297,8 @@ fn full_and_slow() {
     R.check();
 }
 
-/// Who sees FIN finds all bytes. No doorbell here: its fence, which is a real
-/// one in the model only, would hide a missing release.
+/// A receiver that sees FIN finds all bytes. There is no doorbell here: its fence, which is a real
+/// one only in the model, would hide a missing release.
 #[test]
 fn the_end_comes_last() {
     every_way(None, || {

@@ -1,11 +1,11 @@
-//! SYN queues: each entry is taken once, by one worker.
+//! SYN queues: exactly one worker takes each entry.
 
 use crate::syn::{len, pop, push};
 use fsocket_abi::channel::{SynQueue, SYN_CAP};
 use fsocket_sync::model::every_way;
 use loom::sync::Arc;
 
-/// `pops[i]` is how often worker `i` looks while the client pushes `pushes`.
+/// The client pushes `pushes` entries, while worker `i` looks `pops[i]` times.
 fn run(pushes: usize, pops: &'static [usize], preemptions: Option<usize>) {
     every_way(preemptions, move || {
         let q = Arc::new(SynQueue::default());
@@ -15,7 +15,7 @@ fn run(pushes: usize, pops: &'static [usize], preemptions: Option<usize>) {
                 let q = q.clone();
                 loom::thread::spawn(move || {
                     let look = |_| {
-                        // A worker's epoll asks without taking.
+                        // A worker's epoll instance reads the length without taking an entry.
                         assert!(len(&q) <= pushes as u32, "an empty queue looks full");
                         pop(&q).expect("an honest client")
                     };
@@ -33,7 +33,7 @@ fn run(pushes: usize, pops: &'static [usize], preemptions: Option<usize>) {
                 of_one
             })
             .collect();
-        // What the workers have left.
+        // The entries that no worker has taken.
         assert_eq!(len(&q) as usize, pushed.len() - taken.len());
         taken.extend(std::iter::from_fn(|| pop(&q).expect("an honest client")));
         taken.sort_unstable();
@@ -56,7 +56,7 @@ fn two_workers_and_a_second_lap() {
     run(3, &[1, 1], Some(3));
 }
 
-/// One entry, so a length of two would be nonsense.
+/// There is one entry, so a length of two would be wrong.
 #[test]
 fn an_empty_queue_never_looks_full() {
     run(1, &[1, 1], Some(3));

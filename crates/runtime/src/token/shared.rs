@@ -1,13 +1,12 @@
-//! For all threads of all processes that have the socket.
+//! The token of a socket that threads of several processes may use.
 
 use super::{Linux, Reentered};
 use crate::process;
-use core::sync::atomic::Ordering;
 use fsocket_abi::half::Half;
 use fsocket_sync::token;
 use fsocket_sys as sys;
 
-/// Entered; leaves on drop.
+/// The entered token; leaves on drop.
 pub type Entered<'a> = token::Entered<'a, Half>;
 
 #[inline(always)]
@@ -15,7 +14,7 @@ pub fn enter(h: &Half) -> Result<Entered<'_>, Reentered> {
     token::enter::<Linux, Half>(h, process::thread())
 }
 
-/// Leaves for good; see [`token::Entered::give_back`].
+/// Gives the token back; see [`token::Entered::give_back`].
 pub fn give_back(t: Entered<'_>) {
     t.give_back(process::thread());
 }
@@ -32,9 +31,9 @@ pub fn on_credit(h: &Half, from: u64, to: u64) -> Option<token::OnCredit<'_, Hal
     token::on_credit(h, from, to)
 }
 
-/// Is the token the calling thread's own?
+/// Does the calling thread own the token?
 pub fn owned(h: &Half) -> bool {
-    h.owner.load(Ordering::Relaxed) == process::thread()
+    token::is_owner(h, process::thread())
 }
 
 /// The calling thread, within the process.

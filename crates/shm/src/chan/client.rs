@@ -1,4 +1,4 @@
-//! The client's side: which slots it may use, and under which ports.
+//! The client's side of a channel: usable slots, and their ports.
 
 use super::{Chan, Client, Rings, PORT_BLOCK};
 use crate::ctl;
@@ -12,7 +12,7 @@ use fsocket_sys as sys;
 /// A slot for a new connection.
 pub struct Taken {
     pub slot: usize,
-    /// The client's port that belongs to it.
+    /// The client port of this slot.
     pub port: u16,
     pub rings: Rings,
 }
@@ -25,13 +25,12 @@ impl Chan {
             && trim::is_quiet([0, 1].map(|dir| &s.dir[dir].cons.trims))
     }
 
-    /// Has the last connection in this slot become a kernel connection, under the
-    /// port that belongs to the slot?
+    /// Has the slot's last connection moved to the kernel, under the slot's port?
     fn went_to_kernel(&self, slot: usize) -> bool {
         self.slot(slot).switching.load(Ordering::Relaxed) != 0
     }
 
-    /// Not as long as the kernel connection lives, or rests.
+    /// Is the slot's port free? It is not while the kernel connection lives or is in TIME_WAIT.
     fn port_is_free(&self, c: &Client, slot: usize) -> bool {
         let port = c.ports[slot / PORT_BLOCK] + (slot % PORT_BLOCK) as u16;
         if !self.went_to_kernel(slot) {
@@ -41,7 +40,7 @@ impl Chan {
         any[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
         any[2..4].copy_from_slice(&port.to_be_bytes());
         let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-        // Both IP versions at once; a host without IPv6 has the other one.
+        // An IPv6 socket covers both versions. A host without IPv6 uses an IPv4 socket.
         let (fd, len) = match sys::socket(libc::AF_INET6, flags, 0) {
             Ok(fd) => {
                 let _ = sys::setsockopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0i32.to_ne_bytes());
@@ -60,7 +59,7 @@ impl Chan {
         free
     }
 
-    /// The client is done with a slot.
+    /// Returns a slot when the client has closed its connection.
     pub fn retire_slot(&self, slot: usize) {
         if self.my_side() != CLIENT {
             return;
@@ -79,10 +78,11 @@ impl Chan {
         }
     }
 
-    /// A slot that neither side uses.
+    /// Takes a slot that neither side uses.
     ///
     /// # Errors
-    /// `Full`: all are in use, or there is no port to be had. `Resource`: there is no address space for its rings.
+    /// `Full`: all slots are in use, or no port is free. `Resource`: there is no address space for
+    /// the rings.
     pub fn take_slot(&self, c: &mut Client) -> Result<Taken, Reason> {
         let slot = self.free_slot(c).ok_or(Reason::Full)?;
         let usable = self.port_of(c, slot).ok_or(Reason::Full).and_then(|port| {
@@ -123,7 +123,7 @@ impl Chan {
         }
     }
 
-    /// The client port of a slot, from a lease of the monitor's.
+    /// The client port of a slot. If necessary, the monitor leases a block of ports.
     fn port_of(&self, c: &mut Client, slot: usize) -> Option<u16> {
         let block = slot / PORT_BLOCK;
         if c.ports[block] == 0 {
@@ -136,15 +136,15 @@ impl Chan {
         Some(c.ports[block] + (slot % PORT_BLOCK) as u16)
     }
 
-    /// The lease that came with a new channel.
+    /// Stores the port lease that came with a new channel.
     pub fn first_ports(&self, first: u16) {
         if let Some(mut c) = self.client().filter(|_| legal_block(first as u64)) {
             c.ports[0] = first;
         }
     }
 
-    /// To another monitor: the leases of ports that this channel has. What has been given to somebody else
-    /// meanwhile is not used for new connections.
+    /// Shows the next monitor the port leases of this channel. If another client got the ports
+    /// meanwhile, new connections do not use them.
     pub fn lease_again(&self) {
         let Some(mut c) = self.client() else { return };
         for first in c.ports.iter_mut().filter(|first| **first != 0) {
@@ -154,8 +154,8 @@ impl Chan {
         }
     }
 
-    /// The program has bound this socket to a port: it is this channel's from now on. False: the
-    /// monitor says no.
+    /// The program has bound this socket to a port. Asks the monitor to assign the port to this
+    /// channel. False: the monitor refuses.
     pub fn has_bound(&self, fd: i32) -> bool {
         ctl::request(self.ports(None), Some(fd)).is_ok()
     }
@@ -173,7 +173,7 @@ impl Chan {
     }
 }
 
-/// Is that the first port of a lease that we can use?
+/// Is this the first port of a usable lease?
 fn legal_block(first: u64) -> bool {
     (1024..=65536 - PORT_BLOCK as u64).contains(&first)
 }

@@ -1,8 +1,8 @@
-//! A peer that breaks the protocol again and again loses its channel, not one connection after
-//! the other: what it writes costs us a bounded time (ADR 37).
+//! A peer that breaks the protocol repeatedly loses its whole channel, not only single
+//! connections. So its writes can cost this process only a limited time (ADR 37).
 //!
-//! A violation is noticed on all kinds of paths, under locks too. There it is only written down;
-//! [`end_broken`] does the rest where nothing is held.
+//! Code in many places detects violations, also under locks. There it only notes them;
+//! [`end_broken`] ends the channel later, where no lock is held.
 
 use super::Chan;
 use crate::{ctl, stats};
@@ -10,14 +10,15 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::cpu;
 
-/// So many violations end a channel. An honest peer that dies or is killed in the middle of something
-/// can look like one that breaks the protocol, once or twice.
+/// This many violations end a channel. An honest peer that is killed in the middle of an operation
+/// can look like a violation, but only once or twice.
 const VIOLATIONS: u32 = 8;
-/// So many useless marks in a second do. An honest peer sets some for each short connection, whose
-/// other end may be closed already, and there are 400,000 of those in a second.
+/// This many useless marks within a second end a channel. An honest peer sets a few for each short
+/// connection whose other end is closed already, and there can be 400,000 such connections a
+/// second.
 const USELESS: u32 = 4_000_000;
 
-/// [`Chan::broken`].
+/// Values of [`Chan::broken`].
 pub const TO_BE_ENDED: u32 = 1;
 pub const ANNOUNCED: u32 = 2;
 pub const ENDED: u32 = 3;
@@ -31,12 +32,12 @@ impl Chan {
         }
     }
 
-    /// Is it not to be looked at any more?
+    /// True: no code may look at the channel any more.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed) != 0
     }
 
-    /// The other side has broken the protocol in one connection.
+    /// Counts a violation by the other side in one connection.
     #[cold]
     pub fn violated(&self) {
         stats::count(Counter::HostilePeer);
@@ -45,7 +46,8 @@ impl Chan {
         }
     }
 
-    /// It has done what would be found again with each look: once is enough.
+    /// Ends the channel at the first violation of this kind, because each look would find the same
+    /// violation again.
     #[cold]
     pub fn broke(&self) {
         stats::count(Counter::HostilePeer);
@@ -60,7 +62,7 @@ impl Chan {
         }
     }
 
-    /// The other side has marked a connection in which nothing is new, or that is over.
+    /// Counts a mark of the other side for a connection that has nothing new, or has ended.
     #[cold]
     pub fn marked_in_vain(&self) {
         let now = cpu::ticks();
@@ -74,7 +76,8 @@ impl Chan {
     }
 }
 
-/// The monitor says that another process of this side has ended the channel, or that it has itself.
+/// The monitor reports that the channel was ended: by the monitor itself, or by another process of
+/// this side.
 pub fn broken_elsewhere(c: &Chan) {
     c.distrust(ANNOUNCED);
 }

@@ -1,5 +1,6 @@
-//! Channels of a monitor that has died. Their connections go on. Such a channel is half until the next monitor
-//! knows both sides, to which each side shows it (`again` in core).
+//! Channels of a monitor that has died. Their connections continue. Such a channel is *half* until
+//! the next monitor knows both sides. Each side shows the channel to that monitor (`again` in
+//! lifecycle).
 
 use super::{all, by_id, Chan};
 use crate::{ctl, waker};
@@ -7,13 +8,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::channel::{CLIENT, SERVER, WORKERS};
 use fsocket_sys as sys;
 
-/// When the monitor has died, or half channels were last given up, nanoseconds.
+/// When the monitor died, or when half channels were last given up, in nanoseconds.
 static SINCE: AtomicU64 = AtomicU64::new(0);
-/// A half channel that nobody uses is given up after that time: its other side has died, or never comes.
+/// An unused half channel is given up after this time, because its other side has died or does not
+/// come.
 const GIVEN_UP_NS: u64 = 5_000_000_000;
 
 impl Chan {
-    /// Does the monitor not know both sides?
+    /// True: the monitor does not know both sides.
     #[inline]
     pub fn is_half(&self) -> bool {
         self.half.load(Ordering::Relaxed)
@@ -27,7 +29,7 @@ impl Chan {
         };
     }
 
-    /// Has it connections, or waits one to be accepted?
+    /// Has the channel open connections, or waiting ones?
     pub fn is_used(&self) -> bool {
         let waits = |q| super::queue_len(self.queue(q)) > 0;
         self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0)
@@ -35,21 +37,21 @@ impl Chan {
     }
 }
 
-/// The monitor has died.
+/// Marks all channels as half, because the monitor has died.
 pub fn halve_all() {
     SINCE.store(sys::now_ns(), Ordering::Relaxed);
     all().for_each(|c| c.set_half(true));
     waker::monitor_died();
 }
 
-/// The monitor knows both sides of the channel with this number.
+/// The next monitor now knows both sides of the channel with this number.
 pub fn whole(id: u32) {
     for c in [CLIENT, SERVER].into_iter().filter_map(|side| by_id(id, side)) {
         c.set_half(false);
     }
 }
 
-/// Is it time to give up half channels that nobody uses? The next time is as long after this one.
+/// Is it time to give up unused half channels? If true, the time starts again.
 pub fn is_time_to_give_up() -> bool {
     let now = sys::now_ns();
     let due = now.saturating_sub(SINCE.load(Ordering::Relaxed)) >= GIVEN_UP_NS;

@@ -1,9 +1,9 @@
-//! Channels in which this process has had no connection for a while are given back: their memory, a descriptor and the
-//! ports. The next connection to that listener has another one.
+//! A client gives back a channel in which it has had no connection for a while: memory, a
+//! descriptor and ports. The next connection to that listener gets another channel.
 //!
-//! The monitor decides: it closes the channel to new connections, and looks whether there is one. A connection that is
-//! being made finds the channel closed, as at the end of a listener. Memory goes under the lock under which connections
-//! are made.
+//! The client only makes an offer. The monitor closes the channel to new connections, and ends it
+//! if no connection exists. A connect call in progress finds the channel closed, as when a
+//! listener ends. The memory is unmapped under the same lock under which connections are made.
 
 use super::{all, Chan};
 use crate::ctl;
@@ -15,10 +15,11 @@ use fsocket_sys::cpu;
 const LOOK_US: u64 = 5_000_000;
 const REST_US: u64 = 20_000_000;
 
-/// When all are looked at next, ticks.
+/// When all channels are looked at next, in ticks.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Before a sleep. (A process that shares memory with others wakes every two seconds.)
+/// Called before a sleep. (A process that shares memory with others wakes at least every two
+/// seconds.)
 #[inline]
 pub fn look_if_due() {
     let (now, next) = (cpu::ticks(), NEXT.load(Ordering::Relaxed));

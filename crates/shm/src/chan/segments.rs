@@ -1,4 +1,4 @@
-//! A segment is mapped when this process first uses a slot whose rings are in it.
+//! Maps a segment of a channel when this process first uses a slot in it.
 
 use super::Chan;
 use crate::segment::{length, Rings, OVERLAP};
@@ -10,7 +10,8 @@ impl Chan {
     /// The rings of a slot.
     ///
     /// # Errors
-    /// `Closed`: this process does not use the channel any more. `Failed`: there is no address space for them.
+    /// `Closed`: this process does not use the channel any more. `Failed`: there is no address
+    /// space for the rings.
     pub fn rings(&self, slot: usize) -> Result<Rings, Missing> {
         let slot = slot & (SLOTS - 1);
         let n = segment_of(slot);
@@ -21,8 +22,9 @@ impl Chan {
         Ok(Rings::of_slot(slot, at))
     }
 
-    /// Maps segment `n`, and those before that are not mapped yet: of a process that uses its slot the peer, which counts
-    /// upwards, has used theirs.
+    /// Maps segment `n`, and earlier segments that are not mapped yet. Those exist: the client
+    /// takes slots in ascending order, so a slot in segment `n` means that all earlier segments
+    /// were used.
     #[cold]
     fn map_up_to(&self, n: usize) -> Result<usize, Missing> {
         let mut last = Err(Missing::Closed);
@@ -32,21 +34,24 @@ impl Chan {
                 let end = self.segments.get(n - 1)? + (to - from);
                 space::map_again((end - OVERLAP) as *mut u8, length(n)).map(|p| p as usize + OVERLAP)
             };
-            // SAFETY: just mapped so, and not seen.
+            // SAFETY: `map` has just mapped the memory with this offset and length, and no other
+            // thread has its address.
             let unmap = |at: usize| unsafe { space::unmap((at - OVERLAP) as *mut u8, length(n)) };
             last = Ok(self.segments.get_or_map(n, map, unmap)?);
         }
         last
     }
 
-    /// All memory of the channel goes.
+    /// Releases all memory of the channel.
     ///
     /// # Safety
-    /// But for threads that come late, nobody uses it any more.
+    /// Only threads that are late may still use the memory.
     pub(super) unsafe fn unmap_all(&self) {
         self.segments.close(|n, at| {
             let overlap = if n == 0 { 0 } else { OVERLAP };
-            // SAFETY: the mapping of this segment, with the page that it shares with the one before; nobody uses the channel any more.
+            // SAFETY: this is the mapping of the segment, including the page that it shares with
+            // the one before. Only late threads may still use it, and the address range stays
+            // reserved for them.
             unsafe { space::retire((at - overlap) as *mut u8, length(n)) };
         });
     }

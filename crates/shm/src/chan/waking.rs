@@ -1,4 +1,4 @@
-//! Waking the threads that wait at a channel, and which worker a new connection goes to.
+//! Wakes threads that wait on a channel, and chooses the worker for a new connection.
 
 use super::{all, queue_len, Chan, Client};
 use crate::waker::{self, Waker};
@@ -14,15 +14,16 @@ use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys as sys;
 
 impl Waker {
-    /// The user is gone for good: leave all channels too.
+    /// Releases the waker and its waiters in all channels, because the user of the waker has gone
+    /// for good.
     pub fn retire(&self) {
         for c in all() {
             c.release_waiter(self);
         }
         self.release();
     }
-    /// Say on every channel where this waker has a waiter that nobody sleeps on it. (It looks at all that there are;
-    /// a sleep that is over says so where it has said that it begins.)
+    /// Notes in all channels that no thread sleeps on this waker. (A sleep that ends normally does
+    /// that only for the channels where it noted its beginning.)
     pub fn is_abandoned(&self) {
         for c in all() {
             c.slept_on(self);
@@ -31,9 +32,9 @@ impl Waker {
 }
 
 impl Chan {
-    /// Wake waiter `w` on the other side. The monitor does it for us until the sleeper has a pipe for
-    /// this process: a one-shot client rings when it connects, when it asks and when it closes, and
-    /// a pipe costs more than that. False: nobody can wake it.
+    /// Wakes waiter `w` on the other side, by a pipe if this process has one for that thread, else
+    /// through the monitor. A one-shot client rings only when it connects, asks and closes; a pipe
+    /// would cost more than those rings. False: the thread cannot be woken.
     pub fn ring_peer(&self, w: usize, key: u64) -> bool {
         let w = w.min(WAITERS - 1);
         if self.peer_pipe[w].to(key).is_some_and(|fd| pipes::ring(fd, self.id.load(Ordering::Relaxed))) {
@@ -52,8 +53,8 @@ impl Chan {
         ctl::tell(request::Ring { key, channel, waiter: values::Waiter { side, number: w } }, None)
     }
 
-    /// A pipe to the thread with `key`, as waiter `w` of the other side. True: `fd` is ours; else
-    /// nobody here has rung that.
+    /// Stores a pipe to the thread with `key`, which is waiter `w` of the other side. True: `fd`
+    /// was taken. False: this process has not rung that thread.
     pub fn pipe_to(&self, w: usize, key: u64, fd: i32) -> bool {
         if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
             return false;
@@ -65,7 +66,7 @@ impl Chan {
         true
     }
 
-    /// Put a slot into a SYN queue: idle workers first, busy ones last.
+    /// Puts a slot into a SYN queue. Idle workers get connections first, busy ones last.
     pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
         let workers = self.header().workers.load(Ordering::Acquire);
         let start = c.next_worker;
@@ -73,7 +74,7 @@ impl Chan {
         let q = |w: u32| self.queue(1 + w as usize);
         let busy = c.busy.mask();
         let h = self.header();
-        // (Nobody changes it any more where the monitor has died.)
+        // After the monitor's death the value in the header is stale.
         let avoid = if ctl::dead() { 0 } else { h.avoid.load(Ordering::Relaxed) };
         let turns = !self.is_balanced();
         let workers = Workers { all: workers, busy, avoid, turns };
@@ -85,7 +86,8 @@ impl Chan {
         if !syn::has_room(queue) {
             return false;
         }
-        // Before the entry: a worker that finds the connection has seen the count change.
+        // This store comes before the queue entry, so a worker that finds the connection has seen
+        // the count change.
         h.arrived.store(c.next_worker, Ordering::Relaxed);
         if !syn::push(queue, slot) {
             return false;
@@ -96,8 +98,9 @@ impl Chan {
                 self.header().busy.store(c.busy.mask(), Ordering::Relaxed);
             }
         }
-        // The caller looks at `listener_closed` next; the monitor sets it, runs a
-        // heavy fence and empties the queues. `is_silent` has the light fence.
+        // Pairs with the end of a listener: the monitor sets `listener_closed`, runs a heavy fence
+        // and empties the queues. `is_silent` has the light fence, and the caller looks at
+        // `listener_closed` afterwards.
         let ring = |want: &Want| wake_syn(self, 1 - self.my_side(), want);
         match pick {
             Some(w) => dispatch::wake(w, workers, q, ring),
@@ -108,30 +111,29 @@ impl Chan {
     }
 }
 
-/// A sleep on a waker of `limit` (None: for ever): how long it may be now. The first rings of a peer come by
-/// way of the monitor, which somebody may have stopped: then the sleeper finds the marks itself.
-pub fn cut(limit: Option<u64>) -> Option<u64> {
+/// How long a sleep on a waker may last now, in nanoseconds. The first rings of a peer go through
+/// the monitor, which may be stopped (for example by a debugger). Then the sleeper finds the marks
+/// itself.
+pub fn sleep_limit() -> Option<u64> {
     const LOOK_NS: u64 = 2_000_000_000;
     if super::none() {
-        return limit;
+        return None;
     }
-    let limit = crate::stuck::cut(limit);
     super::rest::look_if_due();
-    Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS)))
+    Some(LOOK_NS)
 }
 
-/// Tell the other side that something changed on `slot`: `mask` came from
-/// [`Want::take`].
+/// Wakes the other side after a change on `slot`. `mask` came from [`Want::take`].
 #[cold]
 #[inline(never)]
 pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
     wake_side(c, 1 - c.my_side(), slot, want, mask);
 }
 
-/// Tell one side, also the caller's own.
+/// Like [`wake`], for any side, also the caller's own.
 pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     stats::count(Counter::Wakes);
-    // Before the marks and the wake-up, whose release publishes it.
+    // Before the marks and the wake-up, whose release publishes this store.
     want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
     if mask & FUTEX_BIT != 0 {
         wake_futex(&want.seq);
@@ -142,7 +144,7 @@ pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     });
 }
 
-/// Does one of the peer's waiters sleep?
+/// Does any of these waiters of the peer sleep?
 pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
     mask &= !FUTEX_BIT;
     while mask != 0 {
@@ -155,9 +157,10 @@ pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
     false
 }
 
-/// Tell a side's waiters of this word that a SYN queue has something; true: one of them slept, and was rung. As in the
-/// kernel all hear of a connection but those that only wait to accept it, of which one does. Should that one leave
-/// without it, it tells the next (`Listener::pass_on`; `model/one.rs` of the sync crate).
+/// Wakes waiters of this word on a side, because a SYN queue has a connection. As in the kernel,
+/// all waiters in `poll` or epoll are woken, but only one of those in `accept`. If that one leaves
+/// without the connection, it wakes the next (`Listener::pass_on`; `model/one.rs` of the sync
+/// crate). True: a waiter slept, and was rung.
 #[cold]
 pub fn wake_syn(c: &Chan, side: usize, want: &Want) -> bool {
     let mask = want.waiting() & !FUTEX_BIT;
@@ -165,12 +168,13 @@ pub fn wake_syn(c: &Chan, side: usize, want: &Want) -> bool {
         return false;
     }
     stats::count(Counter::Wakes);
-    // As in `wake_side`; for all queues of the channel.
+    // As in `wake_side`. The word of queue 0 has the time for all queues of the channel.
     c.queue(0).want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
     let (mut any, mut one) = (false, false);
     let alone = |i: usize| c.waiter(side, i).sleeping.load(Ordering::Relaxed) == sleeping::ONE;
     let all = (0..WAITERS).filter(|i| mask >> i & 1 != 0);
-    // One with a pipe first: a message of the monitor's wakes all that sleep in the process.
+    // A waiter with a pipe comes first, because a message of the monitor wakes all threads that
+    // sleep in the process.
     let near = all.clone().find(|i| alone(*i) && side != c.my_side() && c.has_pipe(*i));
     for i in near.into_iter().chain(all) {
         let alone = alone(i);
@@ -189,7 +193,7 @@ fn wake_futex(seq: &AtomicU32) {
     sys::futex_wake(seq, i32::MAX);
 }
 
-/// Mark waiters, and ring those that sleep.
+/// Marks waiters, and rings those that sleep.
 fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&Waiter)) {
     while mask != 0 {
         let i = mask.trailing_zeros() as usize;
@@ -200,11 +204,13 @@ fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&Waiter)) {
     }
 }
 
-/// Mark a waiter, and ring it if it sleeps; false: there was none to ring.
+/// Marks a waiter, and rings it if it sleeps. False: the waiter did not sleep, or could not be
+/// rung.
 fn ring_one(c: &Chan, side: usize, i: usize, mark: impl Fn(&Waiter)) -> bool {
     let w = c.waiter(side, i);
     mark(w);
-    // The mark before the look at `sleeping`; the sleeper does the reverse.
+    // The mark comes before the look at `sleeping`; the sleeper does these steps in the reverse
+    // order.
     fence(Ordering::SeqCst);
     if w.sleeping.load(Ordering::Relaxed) == sleeping::NO {
         return false;
@@ -216,14 +222,14 @@ fn ring_one(c: &Chan, side: usize, i: usize, mark: impl Fn(&Waiter)) -> bool {
     let key = w.waker.load(Ordering::Acquire);
     let rung = key != 0 && if side == c.my_side() { ring_fork_group(c, i, key) } else { c.ring_peer(i, key) };
     if !rung {
-        // Nobody can ring it now; sleeps are bounded when the monitor
-        // is dead, and the mark stays.
+        // This waiter cannot be rung now, but the mark stays. While the monitor is dead, the
+        // sleeper looks again after a limited time.
         w.sleeping.store(how, Ordering::Relaxed);
     }
     rung
 }
 
-/// Ring a waker on our own side: this process's, or that of one related by fork.
+/// Rings a waker of this side, in this process or in another process of the fork group.
 fn ring_fork_group(c: &Chan, w: usize, key: u64) -> bool {
     match waker::by_key(key) {
         Some(b) => {

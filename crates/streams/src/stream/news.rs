@@ -1,15 +1,15 @@
-//! Telling the peer of what was sent.
+//! Telling the peer that bytes were sent.
 
 use super::{notify, publish_cpu};
 use crate::table::Desc;
 
-/// With both sides on one CPU a long message is handed over in pieces of this
-/// many bytes: so few that they are still in cache when the receiver copies them, and so
-/// many that switching to it and back costs little.
+/// If both sides run on one CPU, a long message is handed over in pieces of this many bytes. Such
+/// a piece is still in cache when the receiver copies it. It is so large that switching to the
+/// receiver and back costs little in comparison.
 pub(super) const SHARED_CPU: usize = 512 * 1024;
 
-/// Bytes in the ring of which the peer has not been told. A receiver on this CPU that is woken for each
-/// record takes the CPU each time, copies that record and sleeps again.
+/// Bytes in the ring about which the peer was not told yet. If a receiver on this CPU were told
+/// of each record, it would take the CPU each time, copy that record, and sleep again.
 pub(super) struct News {
     pub d: &'static Desc,
     pub bytes: usize,

@@ -1,24 +1,23 @@
-//! Why a send is refused: what it returns, and what is reported only once.
+//! Why a send is refused: the result it gets, and state that is reported only once.
 
 use super::notify;
 use crate::table::Desc;
 use crate::{conn, ready, values};
-use core::sync::atomic::Ordering;
 use fsocket_abi::channel::status;
 use fsocket_abi::flags::FlagSet;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
+/// Size of a segment on the loopback device, bytes: MSG_MORE holds back less than this.
 const MSS: usize = 32 * 1024;
 
-/// What a send of `len` bytes, of which `done` are gone, returns because nothing
-/// more can be sent; None: it can. A vectored send asks once for all its parts.
+/// The result of a send of `len` bytes if no more bytes can be sent; `done` bytes were sent
+/// already. None: the send can go on. A vectored send asks once for all its parts.
 pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
     if done > 0 && broken(d) {
-        return Some(Ok(done)); // and why is the next call's
+        return Some(Ok(done)); // the next call gets the error
     }
     Some(match send_error(d, len, flags)? {
-        // No more than a send buffer holds: what is longer meets the reset.
+        // At most as many bytes as a send buffer holds: the others would meet the peer's reset.
         Refused::Swallow => Ok(len.min(values::send_buffer(d))),
         _ if done > 0 => Ok(done),
         Refused::Pipe => {
@@ -31,43 +30,53 @@ pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<
     })
 }
 
-/// The error of a send whose arguments have `e`: a connection that has ended says so first.
+/// The error of a send whose arguments are wrong (`e`). If the connection has ended, that error
+/// comes first.
 pub fn rather(d: &'static Desc, flags: i32, e: Errno) -> Errno {
-    // (Of no bytes: nothing is sent.)
+    // (A send of zero bytes sends nothing.)
     refused(d, 0, 0, flags & !libc::MSG_MORE).and_then(Result::err).unwrap_or(e)
 }
 
-/// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
-/// one it does so in the kernel, and shows that it was urgent.
+/// Would [`refused`] let a send pass? This function changes nothing.
+pub(super) fn takes_sends(d: &Desc) -> bool {
+    let (s, st) = (d.sock(), ready::state(d));
+    let f = s.flags.get();
+    let fails = !d.is_unix() && (s.error() != 0 || st.reset);
+    !(fails || st.closed || f.has(FlagSet::SHUT_WR) || f.is_poisoned())
+}
+
+/// Would a living peer, which has shut down both directions, answer a send with a reset? If so,
+/// urgent data must go through the kernel, because its answer shows that they were urgent.
 pub(super) fn only_shut_both(d: &Desc) -> bool {
     let f = d.sock().flags.get();
-    let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
-    theirs & (status::SHUT_BOTH | status::CLOSED | status::RST) == status::SHUT_BOTH
+    let peer = d.peer_status();
+    peer.has(status::SHUT_BOTH)
+        && !peer.has_ended()
         && !f.has(FlagSet::SHUT_WR.or(FlagSet::SENT_AFTER_CLOSE))
         && !f.is_poisoned()
         && d.sock().error() == 0
 }
 
-/// Has this side shut down, or is there an error?
+/// Has this side shut down for sending, or is there an error?
 fn broken(d: &Desc) -> bool {
     let s = d.sock();
     s.error() != 0 || s.flags.get().has(FlagSet::SHUT_WR) || ready::state(d).reset
 }
 
 enum Refused {
-    /// The first send after the peer's close: the kernel takes the bytes, the
-    /// peer answers with a reset.
+    /// The first send after the peer's close. As in the kernel it succeeds, and the peer answers
+    /// with a reset.
     Swallow,
     Pipe,
     Error(Errno),
 }
 
-/// Why `len` bytes cannot be sent, if so; updates what is reported only once.
+/// Why `len` bytes cannot be sent; None: they can. Updates the state that is reported only once.
 fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     let s = d.sock();
     let f = s.flags.get();
     if d.is_unix() {
-        // (An error that is pending is a receive's.)
+        // (A receive reports a pending error.)
         return (f.has(FlagSet::SHUT_WR) || f.is_poisoned() || ready::state(d).closed).then_some(Refused::Pipe);
     }
     match ready::swap_error(s) {
@@ -88,17 +97,17 @@ fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     if st.closed {
         let held = flags & libc::MSG_MORE != 0 && len < MSS;
         if !f.has(FlagSet::SENT_AFTER_CLOSE) && (len == 0 || held) {
-            // No segment, no answer.
+            // No segment is sent, so the peer does not answer.
             return if held { Some(Refused::Swallow) } else { None };
         }
         if !s.flags.set(FlagSet::SENT_AFTER_CLOSE).has(FlagSet::SENT_AFTER_CLOSE) {
-            // The reset that answers it finds us with the peer's FIN received.
+            // The reset comes after the peer's FIN.
             s.set_error(libc::EPIPE);
-            // A peer that has closed does not care; one that only shut down
-            // both directions has answered, and is reset itself.
+            // A closed peer does not see this. A peer that has only shut down both directions has
+            // answered with a reset, and its own end is reset as well.
             super::end(d, status::RST);
             notify(d, &d.tx().1.want_data);
-            // Processes of the fork group that wait on it see the hang-up, too.
+            // Processes of the fork group that sleep see the hang-up, too.
             conn::wake_own(d);
             return Some(Refused::Swallow);
         }

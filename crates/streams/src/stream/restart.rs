@@ -1,12 +1,12 @@
-//! How a call ends that cannot go on: what it returns, and a call that has not begun and whose number refers to
-//! something else by now, if to anything.
+//! The end of a call that cannot go on: its result, and how it starts again if its descriptor
+//! refers to another file before it has begun.
 
 use crate::pool;
 use crate::table::{self, Desc};
 use fsocket_sys::{Errno, Result};
 
-/// Begins again on what `fd` is now: by `ours` on a connection of ours, else by `socket`, and by `file` on what
-/// is no socket, where the call has no `flags`.
+/// Starts the call again for the present file behind `fd`: by `ours` on a connection over shared
+/// memory, else by `socket`. For a file that is no socket: by `file`, if the call has no `flags`.
 #[cold]
 pub(super) fn restart_on_fd(
     fd: i32,
@@ -25,7 +25,7 @@ pub(super) fn restart_on_fd(
     }
 }
 
-/// `done` bytes are through, then comes `r`: an error is the next call's.
+/// The result after `done` bytes were moved and then `r` came: the next call reports an error.
 pub(super) fn after(done: usize, r: Result<usize>) -> Result<usize> {
     match r {
         Ok(n) => Ok(done + n),
@@ -34,8 +34,9 @@ pub(super) fn after(done: usize, r: Result<usize>) -> Result<usize> {
     }
 }
 
-/// The call cannot go on, for `e`. EBADF: `d` is not the program's any more; a call that has not begun does so
-/// `again`, on what its number refers to by now.
+/// The call cannot go on because of error `e`. EBADF: the program has closed the descriptor of
+/// `d`. If the call has not begun yet, it starts `again` with the file that the descriptor refers
+/// to now.
 pub(super) fn stop(d: &Desc, done: usize, e: Errno, again: impl FnOnce(i32) -> Result<usize>) -> Result<usize> {
     match table::detached(d) {
         Some(detached) if done == 0 && e == Errno::EBADF => again(detached.fd),

@@ -1,7 +1,7 @@
-//! To which connection a thread has sent last. A thread that turns to another one writes the time into the record:
-//! then a receiver that has found several connections ready without having asked to be told
-//! knows which was first ([`crate::epoll`]). To say it with every message would cost more
-//! than the smallest ones take.
+//! Remembers to which connection a thread has sent last. If the thread turns to another
+//! connection, it writes the time into the record. A receiver that finds several connections
+//! ready, without having asked for a ring, then knows which was ready first ([`crate::epoll`]). A
+//! time in every message would cost more than sending the smallest messages.
 
 use crate::table::{Desc, DESCS};
 use crate::token;
@@ -9,7 +9,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_abi::channel::record;
 use fsocket_sys::cpu;
 
-/// Index of a descriptor + 1, of a thread or of some that share it: then more is said than needed.
+/// Index of a description + 1. Several threads may share the place; this only causes additional
+/// times in records.
 #[repr(align(64))]
 struct Last(AtomicU32);
 
@@ -18,13 +19,13 @@ const PLACES: usize = 64;
 static LAST: [Last; PLACES] = [const { Last(AtomicU32::new(0)) }; PLACES];
 
 fn last() -> &'static AtomicU32 {
-    // Thread pointers differ above the page.
+    // Thread pointers of different threads differ in the bits above the page offset.
     let spread = (cpu::thread_id() >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     &LAST[(spread >> (64 - PLACES.ilog2())) as usize].0
 }
 
-/// The calling thread is about to send on `d`. [`record::stamp`] if it has sent to another
-/// connection before; else 0.
+/// Called before the calling thread sends on `d`. If it has sent to another connection before,
+/// returns [`record::stamp`]; else 0.
 #[inline(always)]
 pub fn to(d: &Desc) -> u64 {
     if token::is_here(d.sender()) {
@@ -45,13 +46,14 @@ fn from_another(d: &Desc) -> u64 {
     }
     last.store(me, Ordering::Relaxed);
     if let Some(d) = DESCS.get(was.wrapping_sub(1)) {
-        // The sender there does not ask. Without its entry it comes here before it sends next.
+        // Without an entry as sender, the thread of that connection comes here before its next
+        // send. (With one, it would skip the check.)
         d.set_sender(0);
     }
     record::stamp(cpu::ticks())
 }
 
-/// It has not sent: the next one turns.
+/// The thread has not sent after all, so its next send counts as a turn.
 #[cold]
 pub fn back(d: &Desc) {
     d.set_sender(0);

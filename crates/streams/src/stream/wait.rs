@@ -1,14 +1,15 @@
 //! Waiting for bytes or for space: spin, then sleep.
 
 use crate::asleep;
+use crate::spin::Memory;
 use crate::table::Desc;
-use crate::wait::teased::{self, Teased, NAP_NS};
-use crate::wait::word::{self, LONG};
-use crate::{ready, stats, stuck, table, token};
+use crate::wait::teased::Teased;
+use crate::wait::{self, Call, Restart, Sleep, Source, Word, LONG};
+use crate::{ready, table, token};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
 use fsocket_abi::flags::FlagSet;
 use fsocket_ring as ring;
+use fsocket_sync::block::{self, block};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
@@ -42,6 +43,14 @@ impl Wait {
     pub(super) fn was_not(&mut self) {
         self.in_vain = 0;
     }
+
+    /// How long it may still wait, nanoseconds. None: for ever.
+    fn left(&self) -> Option<u64> {
+        self.deadline.map(|t| t.saturating_sub(sys::now_ns()))
+    }
+    fn is_over(&self) -> bool {
+        self.left() == Some(0)
+    }
 }
 
 /// Will no more data come, for whatever reason?
@@ -53,7 +62,7 @@ pub(super) fn ended(d: &Desc) -> bool {
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
 fn streaming(d: &Desc) -> bool {
-    d.conn().waits_without_send(d.sock().tx.bytes.load(Ordering::Relaxed)) >= ONE_WAY
+    d.conn().waits_without_send(d.sock().tx.bytes()) >= ONE_WAY
 }
 
 /// Block until there is something to receive (data, end or error).
@@ -72,7 +81,7 @@ pub(super) fn wait_data(d: &'static Desc, w: &mut Wait) -> Result<()> {
         }
     }
     let timeo = d.sock().receive_timeout();
-    sleep(d, &rx.want_data, w, timeo, d.spin_rx(), peer, || !d.is_conn() || ready::can_recv(d))
+    sleep(d, &rx.want_data, w, timeo, (d.spin_rx(), peer), || !d.is_conn() || ready::can_recv(d))
 }
 
 /// Block until a send can make progress or fails.
@@ -80,7 +89,7 @@ pub(super) fn wait_space(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, tx, h) = d.tx();
     tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
     let timeo = d.sock().send_timeout();
-    sleep(d, &tx.want_space, w, timeo, d.spin_tx(), ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+    sleep(d, &tx.want_space, w, timeo, (d.spin_tx(), ready::peer_cpu(d)), || !d.is_conn() || ready::can_send(d))
 }
 
 /// MSG_PEEK that waits for more than what was there. As elsewhere, the sleeper is woken at the
@@ -94,7 +103,7 @@ pub(super) fn wait_more(d: &'static Desc, have: usize, w: &mut Wait) -> Result<(
             || super::left_rings(d)
     };
     let timeo = d.sock().receive_timeout();
-    sleep(d, &rx.want_data, w, timeo, d.spin_rx(), 0, more)
+    sleep(d, &rx.want_data, w, timeo, (d.spin_rx(), 0), more)
 }
 
 /// For what a receive of no bytes waits: also a shutdown of its own side.
@@ -103,7 +112,7 @@ pub(super) fn wait_any(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let s = d.sock();
     let before = s.edges();
     let ready = || !d.is_conn() || ready::can_recv(d) || s.edges() != before;
-    sleep(d, &rx.want_data, w, s.receive_timeout(), d.spin_rx(), 0, ready)
+    sleep(d, &rx.want_data, w, s.receive_timeout(), (d.spin_rx(), 0), ready)
 }
 
 /// A call that has something to return does so after any signal, also one that
@@ -118,11 +127,6 @@ pub(super) fn interruptible(w: &mut Wait, timeo: u64) {
 /// it gets that (`tcp_recvmsg_locked`).
 fn is_less_than_wanted(d: &Desc, want: &Want) -> bool {
     super::low_water(d) > 1 && core::ptr::eq(want, &d.rx_dir().want_data) && super::ring_has(d)
-}
-
-/// After EINTR: would the kernel have restarted the call?
-fn restarts(d: &Desc, want: &Want) -> bool {
-    !is_less_than_wanted(d, want) && crate::wait::restarts(false)
 }
 
 /// A number does not refer to `d` any more, something else does. A thread that is on its way to
@@ -153,19 +157,18 @@ pub fn wake_late(d: &'static Desc) {
 /// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set
 /// on first use from `timeo`, nanoseconds; 0: none). EBADF: nothing of the program's
 /// refers to `d` any more, and the call has not begun. (EINTR: it has, and something else is there.)
-#[allow(clippy::too_many_arguments)] // what to wait for, and for how long
 fn sleep(
     d: &'static Desc,
     want: &Want,
     w: &mut Wait,
     timeo: u64,
-    spin: &crate::spin::Memory,
-    peer_cpu: u32,
+    spin: (&Memory, u32),
     mut ready: impl FnMut() -> bool,
 ) -> Result<()> {
     // The callers hold `d`; that is written down as soon as this CPU may be given up.
     let mark = asleep::Mark::new();
     let mut held = None;
+    let (spin, peer_cpu) = spin;
     let hit = spin.spin_noting(peer_cpu, &mut ready, || {
         held = held.take().or_else(|| asleep::holds(core::iter::once(d.index()), &mark));
     });
@@ -182,71 +185,90 @@ fn sleep_on(
     want: &Want,
     w: &mut Wait,
     timeo: u64,
-    spin: &crate::spin::Memory,
-    mut ready: impl FnMut() -> bool,
+    spin: &Memory,
+    ready: impl FnMut() -> bool,
 ) -> Result<()> {
     if timeo != 0 && w.deadline.is_none() {
         w.deadline = Some(sys::now_ns().saturating_add(timeo));
     }
     let t0 = cpu::ticks();
-    let mut long = false;
-    loop {
-        let seq = want.seq.load(Ordering::Acquire);
+    block(&mut OnWord { d, want, w, ready, seq: 0, long: false })?;
+    spin.slept(t0, want.notified_at.load(Ordering::Relaxed));
+    Ok(())
+}
+
+/// A wait for what the peer does in one direction.
+struct OnWord<'a, R> {
+    d: &'static Desc,
+    want: &'a Want,
+    w: &'a mut Wait,
+    ready: R,
+    seq: u32,
+    /// It has reached a limit of ours.
+    long: bool,
+}
+
+impl<R: FnMut() -> bool> OnWord<'_, R> {
+    /// The number refers to something else by now, if to anything.
+    fn is_detached(&self) -> Option<Errno> {
+        let detached = table::detached(self.d)?;
+        match self.w.begun || self.d.conn().is_midway() {
+            false => Some(Errno::EBADF),
+            // The signal that follows may have come just now, while awake.
+            true if detached.replaced => Some(Errno::EINTR),
+            true => None,
+        }
+    }
+}
+
+impl<R: FnMut() -> bool> block::Wait for OnWord<'_, R> {
+    type Woken = Result<usize>;
+    type End = Result<()>;
+
+    fn arm(&mut self) {
+        self.seq = self.want.seq.load(Ordering::Acquire);
         // The caller holds `d`, so the word stays its own.
-        want.arm_and_fence(FUTEX_BIT, sys::heavy_fence);
-        if ready() {
-            break;
+        self.want.arm_and_fence(FUTEX_BIT, sys::heavy_fence);
+    }
+
+    fn look(&mut self) -> Option<Result<()>> {
+        if (self.ready)() {
+            return Some(Ok(()));
         }
         crate::ctl::poll();
         crate::ctl::notice();
-        crate::peers::look(d);
-        if ready() {
-            break;
+        crate::peers::look(self.d);
+        if (self.ready)() {
+            return Some(Ok(()));
         }
-        if let Some(detached) = table::detached(d) {
-            match w.begun || d.conn().is_midway() {
-                false => return Err(Errno::EBADF),
-                // The signal that follows may have come just now, while awake.
-                true if detached.replaced => return Err(Errno::EINTR),
-                true => {}
-            }
+        if let Some(e) = self.is_detached() {
+            return Some(Err(e));
         }
-        stats::count(Counter::Sleeps);
-        crate::idle::before_sleep();
-        let left = match w.deadline.map(|t| t.saturating_sub(sys::now_ns())) {
-            Some(0) => return Err(Errno::EAGAIN),
-            None => is_less_than_wanted(d, want).then_some(LONG),
-            left => left,
-        };
-        let (teased, piece) = (w.teased.is(), stuck::cut(word::piece(long, left.is_some())));
-        let cut = if teased { Some(NAP_NS) } else { piece };
-        let second = if cut.is_none() { word::Second::arm(d) } else { None };
-        if second.is_some() && ready() {
-            break;
-        }
-        let r = match teased {
-            true => teased::pause(left),
-            false => word::sleep(want, seq, left, cut, long, second),
-        };
-        w.begun |= r != Err(Errno::EAGAIN);
+        self.w.is_over().then_some(Err(Errno::EAGAIN))
+    }
+
+    fn sleep(&mut self) -> Result<usize> {
+        let OnWord { d, want, seq, .. } = *self;
+        let left = self.w.left().or_else(|| is_less_than_wanted(d, want).then_some(LONG));
+        let ends = || is_less_than_wanted(d, want);
+        let restart = if self.w.deadline.is_none() { Restart::SocketUnless(&ends) } else { Restart::Never };
+        let teased = self.w.teased.is();
+        let word = Word { d, want, seq, teased, long: &mut self.long, look: &mut self.ready };
+        wait::sleep(Source::Word(word), Sleep::of(Call::Stream, left).restart(restart))
+    }
+
+    fn on_wake(&mut self, woken: Result<usize>) -> Option<Result<()>> {
+        self.w.begun |= woken != Err(Errno::EAGAIN);
         // What another thread is faster to take wakes this one in vain, too, but from a sleep.
-        w.was_not();
-        long |= piece.is_some() && !teased && r == Err(Errno::ETIMEDOUT);
-        if ready() {
-            break;
+        self.w.was_not();
+        if (self.ready)() {
+            return Some(Ok(()));
         }
-        w.teased.woken_for_nothing(d, want);
-        match r {
-            // The limit is ours alone: without it the kernel would have gone on.
-            Err(Errno::EINTR) if w.deadline.is_none() && cut.is_some() && restarts(d, want) => {}
-            Err(Errno::EINTR) => {
-                word::interrupted(cut);
-                return Err(Errno::EINTR);
-            }
-            Err(Errno::ETIMEDOUT) if w.deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
-            _ => {}
+        self.w.teased.woken_for_nothing(self.d, self.want);
+        match woken {
+            Err(Errno::EINTR) => Some(Err(Errno::EINTR)),
+            Ok(0) if self.w.is_over() => Some(Err(Errno::EAGAIN)),
+            _ => None,
         }
     }
-    spin.slept(t0, want.notified_at.load(Ordering::Relaxed));
-    Ok(())
 }

@@ -1,16 +1,16 @@
-//! Arrivals: the sum of a listener's connections never falls, and what came is seen, whatever channels come and go
-//! meanwhile.
+//! Arrivals: the sum of a listener's connections never falls, and each arrival is seen, even if channels come and
+//! go meanwhile.
 
 use super::every_way;
 use crate::arrivals::{Arrivals, Source};
 use crate::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::Arc;
 
-/// A channel as the process of a listener has it.
+/// A channel, as the listener's process sees it.
 struct Channel {
-    /// It is among those that are looked at.
+    /// The process counts this channel as a source.
     present: AtomicBool,
-    /// Written by its client.
+    /// The number of arrivals, written by the client.
     word: AtomicU32,
     source: Source,
 }
@@ -58,12 +58,12 @@ impl Listener {
 #[derive(Clone, Copy, PartialEq)]
 enum Leave {
     Counted,
-    /// As it was: the sum is that of the channels which are there.
+    /// An earlier, incorrect version: the sum only covers the present channels.
     Forgotten,
 }
 
-/// The first client has brought one connection, which was seen. It leaves, and the second brings one, while `lookers`
-/// look.
+/// The first client has made one connection, and the process has seen it. Then that client leaves
+/// and the second client makes a connection, while `lookers` threads read the sum.
 fn run(lookers: usize, how: Leave) {
     every_way(Some(3 - lookers), move || {
         let l =
@@ -109,7 +109,7 @@ fn a_sum_over_those_that_are_there_is_not_enough() {
     run(0, Leave::Forgotten);
 }
 
-/// Two threads that find the same arrival count it once.
+/// Two threads that find the same arrival count it only once.
 #[test]
 fn two_that_look_at_once_count_once() {
     every_way(Some(3), || {

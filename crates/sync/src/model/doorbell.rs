@@ -1,5 +1,5 @@
-//! Doorbells: nobody sleeps on what has been published. A lost wake-up is a
-//! thread that sleeps for ever, which loom reports as a deadlock.
+//! Doorbells: no thread sleeps while a publication waits for it. A lost wake-up leaves a thread
+//! asleep for ever, which loom reports as a deadlock.
 //!
 //! Long: one protocol, and a small model for each way to go wrong.
 
@@ -9,7 +9,7 @@ use crate::doorbell::{Batch, Want, FUTEX_BIT};
 use crate::step::Step;
 use loom::sync::{Arc, Condvar, Mutex};
 
-/// `eventfd(2)` that one thread waits on.
+/// `eventfd(2)` on which one thread waits.
 #[derive(Default)]
 struct Waker {
     rung: Mutex<bool>,
@@ -29,7 +29,7 @@ impl Waker {
     }
 }
 
-/// A direction: a count of publications stands for the ring.
+/// One direction of a connection. A count of publications stands for the ring.
 #[derive(Default)]
 struct Line {
     published: AtomicU64,
@@ -38,7 +38,7 @@ struct Line {
 }
 
 impl Line {
-    /// As `stream::notify` and `waker::wake` of the core crate.
+    /// Like `stream::notify` and `waker::wake`.
     fn publish(&self) {
         self.published.fetch_add(1, Ordering::Release);
         if self.want.take() & FUTEX_BIT != 0 {
@@ -47,7 +47,7 @@ impl Line {
         }
     }
 
-    /// As `stream::sleep` of the core crate.
+    /// Like `stream::sleep`.
     fn sleep_until(&self, count: u64) {
         let ready = || self.published.load(Ordering::Acquire) >= count;
         loop {
@@ -64,18 +64,18 @@ impl Line {
     }
 }
 
-/// The word when the threads start.
+/// The value of the word when the threads start.
 #[derive(Clone, Copy, PartialEq)]
 enum Before {
     Silent,
-    /// Somebody slept, and all senders know.
+    /// A thread has slept, and all senders know that they must fence.
     Confirmed,
     /// A sleeper was killed before its heavy fence.
     Killed,
 }
 
-/// `publishers` threads publish `each` times; `sleepers` threads wait for one
-/// publication after the other.
+/// `publishers` threads publish `each` times; each of `sleepers` threads waits for one publication
+/// after the other.
 fn futexes(before: Before, publishers: u64, each: u64, sleepers: u64, preemptions: impl Into<Option<usize>>) {
     let preemptions = preemptions.into();
     let model = move || {
@@ -123,7 +123,7 @@ fn two_publications() {
     }
 }
 
-/// The second finds nobody, and clears; so may the third.
+/// The second publication finds no sleeper, and clears the word; so may the third.
 #[test]
 fn three_publications() {
     futexes(Before::Silent, 1, 3, 1, 3);
@@ -161,9 +161,9 @@ fn who_sees_that_somebody_slept_needs_a_fence() {
     without(Step::SenderFence, || futexes(Before::Confirmed, 1, 1, 1, None));
 }
 
-/// A sleeper that is woken leaves its heavy fence behind it, and confirms. If that is
-/// not its own SLEEPY but a later one's, a third finds CONFIRMED where nobody has fenced.
-/// `steps`: what the late one does to the word.
+/// A woken sleeper runs its heavy fence late, and then confirms. If it confirms the SLEEPY of a
+/// later sleeper, a third one finds CONFIRMED although nobody has run a fence. `steps`: what the
+/// late sleeper does to the word.
 fn late(steps: fn(&Want)) {
     let model = move || {
         let line = Arc::new(Line::default());
@@ -198,8 +198,8 @@ fn only_the_first_sleeper_may_confirm() {
     late(Want::confirm);
 }
 
-/// A connection ends and another one begins in its slot. A sender of the first one comes so late that it looks for
-/// sleepers only now (`late`), and a thread of the second publishes.
+/// A connection ends, and another one begins in its slot. If `late`, a sender of the first
+/// connection looks for sleepers only now. Meanwhile a thread of the second connection publishes.
 fn reused(before: Before, late: bool) {
     let model = move || {
         let line = Arc::new(Line::default());
@@ -246,7 +246,7 @@ fn a_sender_of_the_next_connection_needs_a_fence() {
     without(Step::SenderFence, || reused(Before::Confirmed, false));
 }
 
-/// Two slots of a channel and one waiter on its other side.
+/// Two slots of a channel, and one waiter on the other side of the channel.
 #[derive(Default)]
 struct Channel {
     slots: [(AtomicU64, Want); 2],
@@ -257,7 +257,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// As `stream::notify` with `waker::each` of the core crate.
+    /// Like `stream::notify` with `waker::each`.
     fn publish(&self, slot: usize) {
         let (published, want) = &self.slots[slot];
         published.fetch_add(1, Ordering::Release);
@@ -272,13 +272,13 @@ impl Channel {
         }
     }
 
-    /// As `epoll::wait` of the core crate with one thread: slots that are armed
-    /// and not ready are not looked at until they are marked.
+    /// Like `epoll::wait` with one thread: the waiter does not look at a slot that is armed and
+    /// not ready until the slot is marked.
     fn wait_for(&self, goal: [u64; 2]) {
         let mut active = [true; 2];
         loop {
             if self.summary.load(Ordering::Relaxed) != 0 {
-                // Acquire: the marks, and what was published before them.
+                // Acquire: sees the marks, and what was published before them.
                 self.summary.swap(0, Ordering::Acquire);
                 let marks = self.ready.swap(0, Ordering::Acquire);
                 for (slot, active) in active.iter_mut().enumerate() {
@@ -287,8 +287,7 @@ impl Channel {
             }
             let done = |slot: usize| self.slots[slot].0.load(Ordering::Acquire) >= goal[slot];
             for (slot, active) in active.iter_mut().enumerate() {
-                // The application has what it wants of this one: like an edge
-                // that was reported.
+                // The application has all it wants of this slot, as if an edge had been reported.
                 *active &= !done(slot);
             }
             if done(0) && done(1) {
@@ -299,9 +298,9 @@ impl Channel {
                 batch.arm(&self.slots[slot].1, 1);
             }
             batch.fence();
-            // Plain stores in the core crate. Loom does not order a plain store
-            // after the read-modify-write of another thread that came first,
-            // which coherence does; a swap says it.
+            // The real code uses plain stores. Coherence orders a plain store after an earlier
+            // read-modify-write of another thread, but loom does not; a swap has that order in
+            // loom, too.
             self.sleeping.swap(1, Ordering::Relaxed);
             if !FORGETS.get() {
                 fence(Ordering::SeqCst);
@@ -313,7 +312,7 @@ impl Channel {
             if !PARKS.get() {
                 self.sleeping.swap(0, Ordering::Relaxed);
             }
-            // Armed and not ready: cold until marked.
+            // Armed and not ready: the waiter ignores the slot until it is marked.
             for (slot, active) in active.iter_mut().enumerate() {
                 *active &= done(slot);
             }
@@ -322,14 +321,14 @@ impl Channel {
 }
 
 std::thread_local! {
-    /// The channel is parked, as in `epoll::links` of the crate `readiness`: that the waiter sleeps is said for good,
-    /// and only a ring takes it back.
+    /// The channel is parked, as in `epoll::links` of the crate `readiness`: the *sleeping* note
+    /// of the waiter stays set, and only a wake-up clears it.
     static PARKS: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
-    /// The waiter leaves out the fence behind its *sleeping*.
+    /// The waiter leaves out the fence after it has set *sleeping*.
     static FORGETS: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
 }
 
-/// Thread `i` publishes on the slots of `plan[i]`, in that order.
+/// Thread `i` publishes on the slots `plan[i]`, in that order.
 fn wakers(plan: &'static [&'static [usize]], preemptions: Option<usize>) {
     let model = move || {
         let ch = Arc::new(Channel::default());
@@ -371,7 +370,7 @@ fn bell_for_two_publishers() {
     wakers(&[&[0], &[1]], Some(2));
 }
 
-/// Of which the waiter looks at the marks only when it was rung.
+/// The waiter looks at the marks of a parked channel only after a ring.
 #[test]
 fn a_parked_channel_rings() {
     PARKS.set(true);

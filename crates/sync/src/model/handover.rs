@@ -1,5 +1,5 @@
-//! A kernel connection goes over to the rings: no byte is lost, doubled or put out of order, whatever
-//! the threads of both ends do meanwhile.
+//! A kernel connection moves to the rings: no byte is lost, duplicated or reordered, whatever the
+//! threads of both ends do meanwhile.
 
 use super::every_way;
 use crate::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,7 +13,8 @@ const OPENER: usize = 0;
 const ACCEPTER: usize = 1;
 const STEPS: Steps = Steps { offered: 1, taken: 2, over: 3, refused: 4 };
 
-/// TCP: what is on its way, what has arrived and was not read; of each end's sends.
+/// The TCP connection, per end: bytes under way, bytes that have arrived and are unread, and
+/// counts.
 #[derive(Default)]
 struct Tcp {
     flying: [u32; 2],
@@ -34,12 +35,12 @@ struct Connection {
     rings: Mutex<[VecDeque<u32>; 2]>,
     side: [Side; 2],
     word: AtomicU32,
-    /// What the opener says: sent, received.
+    /// The byte counts that the opener wrote down: sent and received.
     said: [AtomicU32; 2],
     asked: AtomicBool,
 }
 
-/// Waits give up soon: loom has no clock.
+/// Waits end soon, because loom has no clock.
 struct Soon;
 impl Env for Soon {
     fn wait_while(&self, word: &AtomicU32, value: u32) {
@@ -55,15 +56,15 @@ impl Env for Soon {
 
 #[derive(Clone, Copy)]
 struct Rules {
-    /// Calls are counted, and kept out while it is decided.
+    /// Calls are counted, and kept out during a decision.
     counted: bool,
-    /// Both ends compare what has passed.
+    /// Both ends compare their byte counts.
     compared: bool,
 }
 const RIGHT: Rules = Rules { counted: true, compared: true };
 
 impl Connection {
-    /// One call on either path.
+    /// One call on whichever path is in use.
     fn call<R>(&self, who: usize, rules: Rules, tcp: impl FnOnce() -> R, ring: impl FnOnce() -> R) -> R {
         let side = &self.side[who];
         loop {
@@ -93,7 +94,8 @@ impl Connection {
                 t.sent[who] += 1;
                 t.flying[who] += 1;
             }
-            // On its way; nothing overtakes it, as one thread sends.
+            // Between the two steps the bytes are in flight. They stay in order, because only one
+            // thread sends.
             let mut t = self.tcp.lock().unwrap();
             t.flying[who] -= 1;
             t.received[1 - who] += 1;
@@ -107,7 +109,7 @@ impl Connection {
         self.call(who, rules, || self.tcp.lock().unwrap().unread[who].pop_front(), ring)
     }
 
-    /// Sent and received, if nothing waits.
+    /// Counts of sent and received bytes, if no received byte is unread.
     fn at_rest(&self, who: usize) -> Option<(u32, u32)> {
         let t = self.tcp.lock().unwrap();
         t.unread[who].is_empty().then_some((t.sent[who], t.received[who]))
@@ -167,7 +169,7 @@ impl Connection {
     }
 }
 
-/// One end sends two values, from another thread than the one that decides; the other reads.
+/// One end sends two values, from another thread than the one that decides; the other end reads.
 fn run(sender: usize, rules: Rules) {
     every_way(Some(2), move || {
         let c = Arc::new(Connection::default());
@@ -175,7 +177,7 @@ fn run(sender: usize, rules: Rules) {
         let sending = loom::thread::spawn(move || (1..=2).for_each(|v| sends.send(sender, rules, v)));
         let opens = c.clone();
         let opening = loom::thread::spawn(move || opens.opener(rules));
-        // The accepter's thread reads, too, if that is its part.
+        // The accepter's thread also reads, if the opener sends.
         let mut got = Vec::new();
         let mut over = false;
         for _ in 0..3 {
@@ -205,7 +207,7 @@ fn calls_that_are_not_counted_lose_bytes() {
     run(ACCEPTER, Rules { counted: false, ..RIGHT });
 }
 
-/// What is on its way is nowhere to be read.
+/// Bytes in flight cannot be read anywhere.
 #[test]
 #[should_panic(expected = "over: true")]
 fn nothing_to_read_at_either_end_is_not_rest() {
@@ -214,7 +216,7 @@ fn nothing_to_read_at_either_end_is_not_rest() {
 
 #[test]
 fn it_does_happen() {
-    // In some way both go over: what the other tests find is not that nobody ever does.
+    // In at least one order both ends move, so the other tests do check something.
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     static HAPPENED: AtomicBool = AtomicBool::new(false);
     every_way(Some(2), || {

@@ -1,4 +1,4 @@
-//! Idle watchers: one that is parked has been rung, or there is nothing to look at.
+//! Idle watchers: if there is something to look at, a parked watcher has been woken.
 
 use super::every_way;
 use crate::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ struct Group {
 }
 
 impl Group {
-    /// As the BPF program at a SYN.
+    /// Like the BPF program at a SYN.
     fn add(&self) {
         self.added.fetch_add(1, Ordering::SeqCst);
         if idle::must_ring(&self.idle) {
@@ -22,17 +22,17 @@ impl Group {
     }
 }
 
-/// The watcher: looks at the count, and lies down if it found it unchanged; what it then
-/// thinks it has seen, and whether it lies.
+/// The watcher looks at the count, and parks if the count is unchanged. Returns the count that it
+/// has seen, and whether it is parked.
 type Watch = fn(&Group, u32) -> (u32, bool);
 
-/// As the monitor.
+/// Like the monitor.
 fn proper(g: &Group, seen: u32) -> (u32, bool) {
     let now = g.added.load(Ordering::SeqCst);
     (now, now == seen && idle::park(&g.idle, || g.added.load(Ordering::SeqCst) != now))
 }
 
-/// Nothing is looked at after parking.
+/// An incorrect watcher: it does not look again after it has parked.
 fn hasty(g: &Group, seen: u32) -> (u32, bool) {
     let now = g.added.load(Ordering::SeqCst);
     (now, now == seen && idle::park(&g.idle, || false))

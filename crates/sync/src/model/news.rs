@@ -1,4 +1,5 @@
-//! The second word: the monitor's close of a connection reaches a sleeper whose first word is its peer's.
+//! The second word of a sleep: when the monitor closes a connection, the sleeper wakes even though
+//! its peer controls the first word.
 
 use super::{every_way, Futex};
 use crate::atomic::{AtomicU32, Ordering};
@@ -9,7 +10,8 @@ use loom::sync::Arc;
 struct Connection {
     closed: AtomicU32,
     news: News,
-    /// The second word's. (The peer has taken the sleeper from the first one.)
+    /// The kernel's queue of the second word. (The peer has moved the sleeper away from the first
+    /// word.)
     futex: Futex,
 }
 
@@ -28,7 +30,8 @@ impl Connection {
         }
     }
 
-    /// The value by which it sleeps, if it has not seen the end. `hasty`: it looks only before it arms.
+    /// The value with which the thread would sleep, or None if it has seen the end. `hasty`: it
+    /// looks only before it arms.
     fn would_sleep(&self, hasty: bool) -> Option<u32> {
         let before = self.is_closed();
         let armed = self.news.arm();
@@ -53,7 +56,7 @@ fn run(sleepers: usize, before: bool) {
             })
             .collect();
         if before {
-            // Another connection with the same word.
+            // Another connection uses the same word.
             if c.news.tell() {
                 c.futex.wake_all();
             }
@@ -75,7 +78,7 @@ fn all_sleepers_learn_of_the_end() {
     run(2, true);
 }
 
-/// A sleeper beside the close, without the kernel.
+/// A sleeper and a close at the same time, without the kernel's futex.
 fn one_look(hasty: bool) {
     every_way(None, move || {
         let c = Arc::new(Connection::default());

@@ -1,4 +1,5 @@
-//! Several threads in `accept`: a connection rings one of them, and no connection is left while one sleeps.
+//! Several threads are in `accept`: a connection wakes one of them, and no connection waits while
+//! one of them sleeps.
 
 use super::{every_way, is_light, membarrier, with_light};
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};
@@ -14,7 +15,7 @@ struct Sleeper {
     heard: Condvar,
 }
 
-/// A SYN queue, of which only the length counts.
+/// A SYN queue. Only its length matters here.
 #[derive(Default)]
 struct Queue {
     waiting: AtomicU64,
@@ -23,7 +24,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// As `wake_syn` of the shm crate, with nobody who does more than accept.
+    /// Like `wake_syn` of the shm crate, when all waiters are in `accept` only.
     fn wake_one(&self) {
         let mask = self.want.waiting();
         for (i, s) in self.sleepers.iter().enumerate().filter(|(i, _)| mask >> i & 1 != 0) {
@@ -51,7 +52,7 @@ impl Queue {
         self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok()
     }
 
-    /// As `wait` and `sleep` of `accept` of the ops crate.
+    /// Like `wait` and `sleep` of `accept` in the ops crate.
     fn accept(&self, i: usize) {
         let s = &self.sleepers[i];
         while !self.take() {
@@ -70,7 +71,7 @@ impl Queue {
         let s = &self.sleepers[i];
         s.marked.swap(0, Ordering::Acquire);
         let armed = self.want.arm(1 << i);
-        // A plain store there; see `model/doorbell.rs`.
+        // The real code uses a plain store; see `model/doorbell.rs`.
         s.sleeping.swap(1, Ordering::Relaxed);
         if armed == crate::doorbell::Armed::Confirmed {
             fence(Ordering::SeqCst);
@@ -89,7 +90,7 @@ impl Queue {
         *s.rung.lock().unwrap() = false;
     }
 
-    /// Wakes for something else, and leaves with that.
+    /// The thread wakes for another reason, and leaves without taking a connection.
     fn leave(&self, i: usize, passes_on: bool) {
         self.arm(i);
         self.disarm(i);

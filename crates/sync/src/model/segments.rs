@@ -1,5 +1,5 @@
-//! Segments: each mapping is unmapped once, by the thread that was late or by the one that closes; and no thread gets a
-//! mapping of another memory.
+//! Segments: each mapping is unmapped once, either by the thread that lost the race or by the
+//! thread that closes. No thread gets a mapping of another memory.
 
 use super::every_way;
 use crate::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,8 @@ use crate::segments::{Missing, Segments};
 use loom::sync::Arc;
 
 const SECOND: usize = 1;
-/// Addresses of the first segments of two memories, and what is added for each mapping of the second segment.
+/// Addresses of the first segments of two memories, and the offset of each mapping of the second
+/// segment.
 const FIRST: [usize; 2] = [0x1000, 0x2000];
 const STEP: usize = 0x10;
 
@@ -24,7 +25,7 @@ impl Memory {
         Arc::new(m)
     }
 
-    /// As a channel does it: the second segment is mapped by way of the first one.
+    /// Like a channel: the thread uses the first segment to map the second one.
     fn second(&self, mapper: usize) -> Result<usize, Missing> {
         let map = || {
             let first = self.segments.get(0)?;
@@ -37,7 +38,7 @@ impl Memory {
         self.segments.get_or_map(SECOND, map, unmap)
     }
 
-    /// How many of the second segments were mapped when it was closed.
+    /// The number of second segments that were mapped at the close.
     fn close(&self) -> usize {
         let mut n = 0;
         self.segments.close(|i, _| n += usize::from(i == SECOND));
@@ -75,7 +76,7 @@ fn a_memory_that_goes_meanwhile_leaves_nothing() {
     });
 }
 
-/// The thread that maps is so late that another memory is here by now.
+/// The thread maps so late that another memory has taken the place already.
 #[test]
 fn a_late_mapping_is_not_the_next_memorys() {
     every_way(Some(3), || {

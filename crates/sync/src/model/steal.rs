@@ -1,11 +1,11 @@
-//! Stealing on the kernel's path (ADR 26): no connection waits for a worker that has
-//! stopped while another one sleeps, whoever was woken for it.
+//! Stealing on the kernel's path (ADR 26): no connection waits for a worker that has stopped while
+//! another worker sleeps, whichever of them the kernel woke.
 //!
-//! The kernel is what `eventpoll.c` does under its locks, here one; the rest is as in the core
-//! crate (`zone::balance`), the monitor (`zones::balance`) and the BPF program (`balance.h`).
-//! Time is left out: patience is over when a worker has not looked between two looks of
-//! another one's. A connection that nobody takes is a worker that sleeps for ever, which loom
-//! reports as a deadlock.
+//! The model of the kernel follows `eventpoll.c`, with one lock instead of several. The rest
+//! follows the library (`zone::balance`), the monitor (`zones::balance`) and the BPF program
+//! (`balance.h`). The model has no time: a worker's patience is over when another worker has not
+//! looked between two of its own looks. If nobody takes a connection, a worker sleeps for ever,
+//! which loom reports as a deadlock.
 
 use super::every_way;
 use crate::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use loom::sync::{Condvar, Mutex, MutexGuard};
 use loom::thread::yield_now;
 use std::sync::Arc;
 
-/// Workers, their listen sockets, their epoll instances.
+/// The two workers. Each number also names the worker's listen socket and epoll instance.
 const IDLE: usize = 0;
 const STOPS: usize = 1;
 
@@ -22,16 +22,17 @@ const STOPS: usize = 1;
 struct State {
     /// Connections that wait at each listen socket.
     queue: [u32; 2],
-    /// Ready list of each instance: its own socket, and the peer's.
+    /// Ready list of each instance, by listen socket.
     ready: [[bool; 2]; 2],
     asleep: [bool; 2],
-    /// The peer's socket is not in it: its worker had enough to do (`zone::balance::unsubscribed`).
+    /// The peer's socket is not in the worker's instance, because the worker was busy
+    /// (`zone::balance::unsubscribed`).
     unsubscribed: [bool; 2],
-    /// Something of the monitor's to be read.
+    /// A message of the monitor is to be read.
     told: [bool; 2],
 }
 
-/// What `epoll_wait` reports.
+/// The events that `epoll_wait` reports.
 #[derive(Clone, Copy, Default)]
 struct Events {
     own: bool,
@@ -50,7 +51,7 @@ impl Kernel {
         self.state.lock().unwrap()
     }
 
-    /// `ep_poll_callback` of an entry: true if somebody slept there, who then is awake.
+    /// `ep_poll_callback` of an entry. True: a thread slept there, and is awake now.
     fn wake(&self, k: &mut State, ep: usize) -> bool {
         if k.asleep[ep] {
             self.woken[ep].notify_all();
@@ -58,7 +59,8 @@ impl Kernel {
         std::mem::take(&mut k.asleep[ep])
     }
 
-    /// A handshake ends at a socket: all entries are EPOLLEXCLUSIVE, the own worker's first.
+    /// A handshake ends at a socket. All entries are EPOLLEXCLUSIVE, and the socket's own worker
+    /// comes first.
     fn arrives(&self, socket: usize) {
         let mut k = self.lock();
         k.queue[socket] += 1;
@@ -73,7 +75,7 @@ impl Kernel {
         }
     }
 
-    /// The own socket is level-triggered, the peer's edge-triggered.
+    /// The worker's own socket is level-triggered, the peer's is edge-triggered.
     fn epoll_wait(&self, ep: usize, sleep: bool) -> Events {
         let mut k = self.lock();
         loop {
@@ -102,7 +104,7 @@ impl Kernel {
         k.ready[ep][1 - ep] = false;
     }
 
-    /// EPOLL_CTL_ADD, which `looks` whether the socket is ready.
+    /// EPOLL_CTL_ADD of the peer's socket. `looks`: it checks whether the socket is ready.
     fn turn_to_peer(&self, ep: usize, looks: bool) {
         let mut k = self.lock();
         k.unsubscribed[ep] = false;
@@ -125,12 +127,12 @@ impl Kernel {
 struct Group {
     connections: u32,
     kernel: Kernel,
-    /// SYNs and accepts.
+    /// Numbers of SYNs and of accepted connections.
     added: AtomicU32,
     taken: AtomicU32,
-    /// How often the worker that stops has looked.
+    /// How often the worker that stops has looked at its own socket.
     looked: AtomicU64,
-    /// The idle one's queue was long.
+    /// The idle worker is busy: its own queue was long.
     busy: AtomicBool,
     idle: AtomicU32,
     waker: Mutex<bool>,
@@ -144,7 +146,7 @@ impl Group {
         self.rung.notify_all();
     }
 
-    /// The selection program, at a SYN.
+    /// The BPF selection program, at a SYN.
     fn syn(&self) {
         self.added.fetch_add(1, Ordering::SeqCst);
         if idle::must_ring(&self.idle) {
@@ -154,14 +156,14 @@ impl Group {
 
     fn take(&self, socket: usize) {
         if self.kernel.accept(socket) && self.taken.fetch_add(1, Ordering::SeqCst) + 1 == self.connections {
-            // All are served: nobody waits for more.
+            // All connections are accepted, so all threads may end.
             self.over.store(true, Ordering::Release);
             self.tell_idle();
             self.ring();
         }
     }
 
-    /// A message of the monitor's.
+    /// The monitor sends a message to the idle worker.
     fn tell_idle(&self) {
         let mut k = self.kernel.lock();
         k.told[IDLE] = true;
@@ -169,31 +171,32 @@ impl Group {
     }
 }
 
-/// What differs between what is right and what is not enough.
+/// The rules that make a protocol correct or insufficient.
 #[derive(Clone, Copy)]
 struct Rules {
-    /// There is a monitor.
+    /// A monitor runs.
     monitor: bool,
-    /// It stays awake for handshakes that have not ended.
+    /// The monitor stays awake while handshakes are open.
     open_handshakes: bool,
-    /// A worker that is busy goes on looking at its peers.
+    /// A worker that is too busy to steal keeps looking at its peers.
     busy_looks: bool,
-    /// What is put into an instance is looked at.
+    /// EPOLL_CTL_ADD checks whether the socket is ready.
     putting_looks: bool,
-    /// A worker that was unsubscribed attends to its peers before it sleeps.
+    /// An unsubscribed worker subscribes to its peers again before it sleeps.
     attends: bool,
 }
 
 const RIGHT: Rules =
     Rules { monitor: true, open_handshakes: true, busy_looks: true, putting_looks: true, attends: true };
 
-/// The worker that goes on.
+/// The worker that does not stop.
 fn idle_worker(g: &Group, rules: Rules) {
-    // `peers_since`, and how often the other had looked then; None: patience is over.
+    // Outer None: the peer needs no help. Otherwise how often the peer had looked; inner None: the
+    // worker's patience is over.
     let mut since: Option<Option<u64>> = None;
     let mut unsubscribed = g.kernel.lock().unsubscribed[IDLE];
     while !g.over.load(Ordering::Acquire) {
-        // Unsubscribed, it sleeps for a moment only.
+        // An unsubscribed worker sleeps only for a moment.
         let e = g.kernel.epoll_wait(IDLE, since.is_none() && !(unsubscribed && rules.attends));
         if unsubscribed && rules.attends && !e.own {
             g.kernel.turn_to_peer(IDLE, rules.putting_looks);
@@ -203,7 +206,7 @@ fn idle_worker(g: &Group, rules: Rules) {
             g.take(IDLE);
         }
         if e.peer && since.is_none() {
-            // Acquire pairs with the release of the other's look: as if the clock told it.
+            // Acquire pairs with the release of the peer's look, in place of a clock.
             since = Some(Some(g.looked.load(Ordering::Acquire)));
         }
         if e.told {
@@ -221,13 +224,13 @@ fn idle_worker(g: &Group, rules: Rules) {
         } else {
             since = None;
         }
-        // Sleeps are cut to the patience: the others' time.
+        // Stands for a sleep that ends when the patience does, so that the others run.
         yield_now();
     }
 }
 
-/// One that stops for good after some turns of its loop: it is asleep then, and woken for a
-/// connection that it never comes to accept; or it is at its work.
+/// A worker that stops for good after some turns of its loop. It either sleeps in `epoll_wait`
+/// (`asleep`), so the kernel wakes it for a connection that it never accepts, or it is busy.
 fn stopping_worker(g: &Group, turns: u32, asleep: bool) {
     for _ in 0..turns {
         g.looked.fetch_add(1, Ordering::Release);
@@ -259,19 +262,19 @@ fn monitor(g: &Group, rules: Rules) {
             }
             g.idle.store(0, Ordering::SeqCst);
         }
-        // A tenth of a second.
+        // Stands for a sleep of a tenth of a second.
         yield_now();
     }
 }
 
 struct Case {
     connections: u32,
-    /// Of the worker that stops.
+    /// Turns of the worker that stops.
     turns: u32,
     asleep: bool,
-    /// The idle worker's queue was long at first.
+    /// The idle worker was busy at first: its own queue was long.
     busy: bool,
-    /// It had so much to do that it did not attend to its peers.
+    /// The idle worker had unsubscribed from its peers, because it was busy.
     unsubscribed: bool,
     rules: Rules,
 }
@@ -299,7 +302,7 @@ fn run(c: Case) {
             }
         }));
         if c.turns == 0 {
-            // It has stopped before anything comes.
+            // The worker has stopped before any connection comes.
             stopping_worker(&g, 0, c.asleep);
         } else {
             let (g, turns, asleep) = (g.clone(), c.turns, c.asleep);
@@ -339,7 +342,7 @@ fn the_kernel_alone_is_not_enough() {
     run(Case { connections: 1, turns: 0, asleep: true, busy: false, unsubscribed: false, rules: ALONE });
 }
 
-/// The SYN keeps the monitor awake, and it lies down before the handshake has ended.
+/// The SYN wakes the monitor, which parks again before the handshake has ended.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn napping_while_a_handshake_is_open_loses_it() {
@@ -380,7 +383,7 @@ fn an_unsubscribed_worker_that_sleeps_is_not_told() {
     run(Case { connections: 1, turns: 0, asleep: false, busy: false, unsubscribed: true, rules });
 }
 
-/// Also one that sleeps for longer than it should.
+/// This also covers a worker that sleeps for longer than it should.
 #[test]
 fn the_monitor_tells_an_unsubscribed_worker_that_sleeps() {
     let rules = Rules { attends: false, ..RIGHT };

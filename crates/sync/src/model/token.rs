@@ -1,4 +1,4 @@
-//! Tokens: mutual exclusion, and everybody gets in.
+//! Tokens: mutual exclusion, and every thread gets in eventually.
 
 use super::every_way;
 use crate::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,10 @@ struct Token {
     shared: AtomicU64,
     position: AtomicU64,
     credit: AtomicU64,
-    /// The owner's credit stays, whoever takes over.
+    /// An incorrect version: the owner keeps its credit when another thread takes over.
     kept: bool,
-    /// What the token protects. Loom fails on two accesses at once, and on one
-    /// that does not happen after the one before.
+    /// The data that the token protects. Loom fails on two accesses at once, and on one that does
+    /// not happen after the one before.
     protected: UnsafeCell<u32>,
 }
 impl Words for Token {
@@ -59,13 +59,13 @@ impl Env for Unfenced {
 }
 
 impl Token {
-    /// Inside.
+    /// The operation of a thread that is inside.
     fn act(&self) {
         // SAFETY: the property under test; loom checks it.
         self.protected.with_mut(|p| unsafe { *p += 1 });
     }
 
-    /// As the last inside.
+    /// Moves the position, as the last step inside.
     fn go_on(&self) {
         self.position.store(self.position.load(Ordering::Relaxed) + 8, Ordering::Release);
     }
@@ -76,7 +76,8 @@ impl Token {
         self.go_on();
     }
 
-    /// By thread 16, the first owner: on credit if it has any; else it gives itself some.
+    /// Called by thread 16, the first owner. It operates on credit if it has any; otherwise it
+    /// enters normally and gives itself credit.
     fn operate_as_owner(&self, how: OnCredit) {
         let credit = || self.credit.load(Ordering::Relaxed) != 0;
         match how {
@@ -116,7 +117,7 @@ enum OnCredit {
     Move,
 }
 
-/// The owner operates `times` times more while each of `others` operates once.
+/// The owner operates `times` more times while each of `others` threads operates once.
 fn with_credit(how: OnCredit, kept: bool, times: u32, others: u64, preemptions: Option<usize>) {
     every_way(preemptions, move || {
         let t = Arc::new(Token { kept, ..Token::default() });
@@ -130,13 +131,13 @@ fn with_credit(how: OnCredit, kept: bool, times: u32, others: u64, preemptions: 
         (0..times).for_each(|_| t.operate_as_owner(how));
         let all = 1 + times + others.len() as u32;
         others.into_iter().for_each(|o| o.join().unwrap());
-        // SAFETY: all other threads have ended.
+        // SAFETY: all other threads have ended, so nothing writes the value.
         t.protected.with(|p| assert_eq!(unsafe { *p }, all));
     });
 }
 
-/// Thread `i` operates `times[i]` times; thread 0 enters once before the others
-/// exist, if `owned`.
+/// Thread `i` operates `times[i]` times. If `owned`, thread 0 becomes the owner before the others
+/// exist.
 fn run<E: Env>(owned: bool, times: &'static [u32], preemptions: Option<usize>) {
     every_way(preemptions, move || {
         let t = Arc::new(Token::default());
@@ -152,7 +153,7 @@ fn run<E: Env>(owned: bool, times: &'static [u32], preemptions: Option<usize>) {
         (0..times[0]).for_each(|_| t.operate::<E>(16));
         others.into_iter().for_each(|o| o.join().unwrap());
         let all = times.iter().sum::<u32>() + owned as u32;
-        // SAFETY: all other threads have ended.
+        // SAFETY: all other threads have ended, so nothing writes the value.
         t.protected.with(|p| assert_eq!(unsafe { *p }, all));
     });
 }
@@ -194,7 +195,7 @@ fn credit_must_be_withdrawn_from_who_moves() {
     with_credit(OnCredit::Move, true, 1, 1, None);
 }
 
-/// The first owner leaves for good while others operate `times` each.
+/// The first owner gives the token back while the others operate `times` times each.
 fn given_back(others: u64, times: u32, preemptions: Option<usize>) {
     every_way(preemptions, move || {
         let t = Arc::new(Token::default());
@@ -212,7 +213,7 @@ fn given_back(others: u64, times: u32, preemptions: Option<usize>) {
         inside.give_back(16);
         let all = 2 + times * others.len() as u32;
         others.into_iter().for_each(|o| o.join().unwrap());
-        // SAFETY: all other threads have ended.
+        // SAFETY: all other threads have ended, so nothing writes the value.
         t.protected.with(|p| assert_eq!(unsafe { *p }, all));
     });
 }

@@ -1,4 +1,4 @@
-//! The client does not use a slot again while the server frees a ring in it.
+//! The client does not use a slot again while the server frees the memory of a ring in it.
 
 use super::every_way;
 use crate::atomic::{AtomicU32, Ordering};
@@ -9,11 +9,12 @@ use loom::sync::Arc;
 struct Slot {
     client_closed: AtomicU32,
     trims: [AtomicU32; 2],
-    /// What the next connection has put into the ring.
+    /// The bytes that the next connection has put into the ring.
     bytes: AtomicU32,
 }
 
-/// The server, which has closed, frees the ring; the client closes and, if it may, begins the next connection.
+/// The server, which has closed, frees the ring. The client closes and, if it may, begins the next
+/// connection.
 fn run(looks: bool) {
     every_way(None, move || {
         let s = Arc::new(Slot::default());

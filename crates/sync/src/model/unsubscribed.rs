@@ -1,4 +1,5 @@
-//! Unsubscribed: a thread that is not told of others is the only one that waits there.
+//! Unsubscribed: a thread that gets no wake-ups for the others' sockets is the only one that waits
+//! there.
 
 use super::every_way;
 use crate::atomic::{AtomicBool, Ordering};
@@ -7,9 +8,9 @@ use loom::sync::{Arc, Mutex};
 
 struct Instance {
     unsubscribed: Unsubscribed,
-    /// Whether the others' sockets lie in it. A lock, as the kernel's.
+    /// Whether the others' sockets are in the instance. A lock, like the kernel's.
     told: Mutex<bool>,
-    /// No other thread has come.
+    /// No other thread waits there.
     alone: AtomicBool,
 }
 
@@ -22,8 +23,8 @@ impl Instance {
     }
 }
 
-/// The worker turns away so many times, if it is alone then; `again`: and asks once more when it
-/// is out. Meanwhile others come to wait there, too.
+/// The worker unsubscribes `turns` times, each time only if it is alone. If `again`, it checks
+/// once more afterwards. Meanwhile `callers` other threads come to wait there, too.
 fn run(turns: u32, callers: u32, again: bool) {
     every_way(Some(3), move || {
         let i = Arc::new(Instance {

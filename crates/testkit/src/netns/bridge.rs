@@ -4,20 +4,20 @@
 //! client 10.88.1.2 -- 10.88.1.1 br1 | host | br2 10.88.2.1 -- 10.88.2.2 server
 //! ```
 //!
-//! The host forwards between its two bridges; addresses are translated by the rules that a test sets
-//! with [`Containers::nft`].
+//! The host forwards between its two bridges. Rules that a test adds with [`Containers::nft`]
+//! translate addresses.
 
 use super::link::{self, ip};
 use super::{Hosts, Interface, NetHost};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub struct Containers {
-    /// Where the bridges are, and a monitor may be.
+    /// The host that has the bridges; the monitor may run here.
     pub host: NetHost,
-    /// Each on a bridge of its own.
+    /// Client and server are each on a bridge of their own.
     pub client: NetHost,
     pub server: NetHost,
-    /// On the bridge of the server.
+    /// A third container, on the server's bridge.
     pub neighbour: NetHost,
     /// Last, so that it is dropped after the descriptors above.
     pub hosts: Hosts,
@@ -31,7 +31,7 @@ fn address(bridge: u8, number: u8, device: &str) -> Interface {
     }
 }
 
-/// Addresses, and up. `nodad`: an address can be used at once.
+/// Sets addresses and brings the device up. `nodad` makes an address usable at once.
 fn set_up(host: &NetHost, at: &Interface) -> Result<(), String> {
     let (v4, v6) = (format!("{}/24", at.v4), format!("{}/64", at.v6));
     ip(&["-n", &host.namespace, "addr", "add", &v4, "dev", &at.device])?;
@@ -69,12 +69,12 @@ impl Containers {
         Ok(Containers { host, client, server, neighbour, hosts })
     }
 
-    /// Rules in the host, in the words of nft(8).
+    /// Adds rules in the host, in the syntax of nft(8).
     pub fn nft(&self, rules: &str) -> Result<(), String> {
         self.host.inside("nft", &[rules])
     }
 
-    /// A port of the host, as clients see it, leads to a port of the server (IPv4).
+    /// Redirects a port of the host, for clients, to a port of the server (IPv4).
     pub fn publish(&self, port: u16, to: u16) -> Result<(), String> {
         self.nft(&format!(
             "table ip published {{ chain in {{ type nat hook prerouting priority -100; \
@@ -83,7 +83,7 @@ impl Containers {
         ))
     }
 
-    /// What leaves the client's bridge has the host's address.
+    /// Gives packets that leave the client's bridge the address of the host.
     pub fn masquerade(&self) -> Result<(), String> {
         self.nft(
             "table ip hidden { chain out { type nat hook postrouting priority 100; \
@@ -91,17 +91,17 @@ impl Containers {
         )
     }
 
-    /// Where the client finds the host.
+    /// Address of the host as the client sees it.
     pub fn gateway(&self) -> IpAddr {
         self.host.interfaces[0].v4.into()
     }
 
-    /// Where everybody finds the server.
+    /// Address of the server, for all hosts.
     pub fn server4(&self) -> IpAddr {
         self.server.interfaces[0].v4.into()
     }
 
-    /// The same, IPv6.
+    /// The IPv6 address of the server.
     pub fn server6(&self) -> IpAddr {
         self.server.interfaces[0].v6.into()
     }

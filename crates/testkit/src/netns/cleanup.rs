@@ -1,19 +1,19 @@
 //! A clean-up stack that survives its owner.
 //!
-//! The commands that undo something are handed to a small shell *before* the
-//! thing is made. It runs them, last first, when its standard input ends: when
-//! the owner drops the stack, panics, is interrupted, or is killed with -9.
-//! There is one way to clean up, so that it is the one that is always tested.
+//! A small shell gets each command *before* the test makes what the command undoes. When its
+//! standard input ends, the shell runs the commands, the last one first. That happens when the
+//! owner drops the stack, panics, is interrupted, or is killed with SIGKILL. There is only this
+//! one way to clean up, so it is tested all the time.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long everything together may take to be undone.
+/// Time limit for all commands together.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Reads one command a line and puts each before the earlier ones.
+/// Reads one command per line, and puts each in front of the earlier ones.
 const GUARD: &str = r#"
 trap '' HUP INT QUIT TERM
 stack=
@@ -24,7 +24,7 @@ done
 eval "$stack"
 "#;
 
-/// Commands to run at the end, whatever the end is.
+/// Commands that run at the end, however the test ends.
 pub struct Cleanup {
     guard: Child,
     input: Option<ChildStdin>,
@@ -35,18 +35,18 @@ impl Cleanup {
     pub fn new() -> Result<Cleanup, String> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", GUARD, "fastsocket-cleanup"]).current_dir("/");
-        // What is already gone is no news.
+        // No output, because commands may complain of things that are already gone.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).env_remove("LD_PRELOAD");
-        // Not in the group that a terminal interrupts.
+        // A process group of its own, so that an interrupt from the terminal does not reach the
+        // guard.
         command.process_group(0);
         let mut guard = command.spawn().map_err(|e| format!("/bin/sh: {e}"))?;
         let input = guard.stdin.take();
         Ok(Cleanup { guard, input })
     }
 
-    /// A shell command, on one line, to be run at the end and before all that
-    /// were pushed earlier. Push it before making what it undoes: it must bear
-    /// that there is nothing to undo.
+    /// Adds a shell command (one line) that runs at the end, before all earlier ones. Push it
+    /// before you make what it undoes; so it must also work if there is nothing to undo.
     pub fn push(&mut self, undo: &str) -> Result<(), String> {
         assert!(!undo.contains('\n'), "one line: {undo:?}");
         let input = self.input.as_mut().expect("open until dropped");
@@ -62,7 +62,8 @@ impl Drop for Cleanup {
             match self.guard.try_wait() {
                 Ok(Some(_)) => return,
                 Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
-                // It goes on by itself; whoever looks for leftovers will find them.
+                // The guard goes on by itself. A search for leftovers will find what it could not
+                // undo.
                 _ => return eprintln!("clean-up not done within {LIMIT:?}"),
             }
         }

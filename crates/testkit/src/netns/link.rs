@@ -1,34 +1,33 @@
-//! Multi-queue veth pairs, and which CPU receives what.
+//! Multi-queue veth pairs, and the CPUs that receive on them.
 //!
-//! A plain veth hands a packet over on the CPU that sent it: however many
-//! queues it has, a client on CPU 0 makes CPU 0 receive. That is no network
-//! card. A card spreads flows over its queues by a hash of the flow, and each
-//! queue interrupts one CPU. [`Receive`] says how a pair behaves:
+//! On a plain veth pair, the CPU that sends a packet also receives it: a client on CPU 0 makes CPU
+//! 0 receive, however many queues there are. A network card is different: it spreads flows over
+//! its queues by a hash, and each queue interrupts one CPU. [`Receive`] says how a pair behaves:
 //!
-//! - [`Receive::Threads`] is the card. The sender's kernel picks a transmit
-//!   queue by the socket's hash (no XPS), which is constant for a connection;
-//!   transmit queue *n* is the peer's receive queue *n*; and each receive queue
-//!   is polled by its own NAPI thread, pinned to one CPU, with a priority above all
-//!   programs. An XDP program runs there, as it would in that CPU's interrupt. NAPI needs GRO on.
-//! - [`Receive::Rps`] spreads by software: the packet arrives on the sender's
-//!   CPU and RPS moves it, by the same hash, to one of the CPUs, before TCP
-//!   sees it. XDP would still run on the sender's CPU.
-//! - [`Receive::Inline`] is veth as it comes.
+//! - [`Receive::Threads`] is the card. The sender's kernel picks a transmit queue by the socket's
+//!   hash (no XPS), which is constant for a connection. Transmit queue *n* is the peer's receive
+//!   queue *n*. A NAPI thread for each receive queue polls it, pinned to one CPU, with a priority
+//!   above all programs. An XDP program runs there, as it would in that CPU's interrupt. NAPI needs
+//!   GRO on.
+//! - [`Receive::Rps`] spreads by software. The packet arrives on the sender's CPU, and RPS moves it
+//!   by the same hash to one of the CPUs, before TCP sees it. XDP would still run on the sender's
+//!   CPU.
+//! - [`Receive::Inline`] is an unchanged veth pair.
 //!
-//! TX checksum, TSO and GSO are off on both ends: a packet redirected to a
-//! cpumap loses a partial checksum, and cards do not receive 64 KiB packets.
+//! TX checksum, TSO and GSO are off on both ends. A packet that is redirected to a cpumap would
+//! lose a partial checksum, and cards do not receive packets of 64 KiB.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Which CPU receives on a link.
+/// The CPUs that receive on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Queue *n* is polled by a thread pinned to `cpus[n % cpus.len()]`.
+    /// A thread that is pinned to `cpus[n % cpus.len()]` polls queue *n*.
     Threads(Vec<usize>),
-    /// RPS over these CPUs on every queue.
+    /// RPS spreads the packets of every queue over these CPUs.
     Rps(Vec<usize>),
-    /// The CPU that sends.
+    /// The CPU that sends also receives.
     Inline,
 }
 
@@ -36,7 +35,7 @@ pub enum Receive {
 pub(super) struct End {
     pub namespace: String,
     pub device: String,
-    /// `ADDRESS/LENGTH`, as the next.
+    /// `ADDRESS/LENGTH`; the same format for `v6`.
     pub v4: String,
     pub v6: String,
 }
@@ -65,12 +64,12 @@ pub(super) fn create(a: &End, b: &End, queues: usize, receive: &Receive) -> Resu
     Ok(())
 }
 
-/// Runs a program in a namespace, with that namespace's /sys.
+/// Runs a program in a namespace, with the /sys of that namespace.
 pub(super) fn inside(namespace: &str, program: &str, args: &[&str]) -> Result<(), String> {
     ip(&[&["netns", "exec", namespace, program], args].concat())
 }
 
-/// Runs `ip`; the error is what it said.
+/// Runs `ip`; an error contains its output.
 pub(super) fn ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(args).env_remove("LD_PRELOAD").output().map_err(|e| format!("ip: {e}"))?;
     if output.status.success() {
@@ -80,7 +79,8 @@ pub(super) fn ip(args: &[&str]) -> Result<(), String> {
     Err(format!("ip {}: {} {}", args.join(" "), output.status, said.trim()))
 }
 
-/// Bit mask as the kernel's cpumask files take it: groups of 32, high first.
+/// A bit mask in the format of the kernel's cpumask files: words of 32 bits, the highest word
+/// first.
 fn mask(cpus: &[usize]) -> String {
     let groups = cpus.iter().max().map_or(1, |top| top / 32 + 1);
     let mut words = vec![0u32; groups];
@@ -116,15 +116,16 @@ fn threads(end: &End, cpus: &[usize], queues: usize) -> Result<(), String> {
     for (queue, pid) in pids.iter().enumerate() {
         let failed = |e| format!("NAPI thread {pid} of {}: {e}", end.device);
         crate::process::set_affinity(*pid, &[cpus[queue % cpus.len()]]).map_err(failed)?;
-        // An interrupt waits for no program. A thread that waits for its turn among
-        // busy ones loses packets: the ring of a veth queue holds 256.
+        // An interrupt would not wait for programs, so these threads must not, either. A thread
+        // that waits for a busy CPU would lose packets, because the ring of a veth queue holds
+        // only 256.
         crate::process::set_realtime(*pid).map_err(failed)?;
     }
     Ok(())
 }
 
-/// The threads that poll a device, by queue: NAPI instances are numbered in
-/// the order in which the driver adds them, which is that of the queues.
+/// The threads that poll a device, ordered by queue. The driver adds NAPI instances in the order
+/// of the queues, and the kernel numbers them in this order.
 pub fn napi_threads(device: &str) -> Vec<i32> {
     let prefix = format!("napi/{device}-");
     let mut found: Vec<(u32, i32)> = Vec::new();

@@ -1,40 +1,41 @@
-//! Which interrupts belong to a device, and which queue each one serves.
+//! The interrupts of a device, and the queue that each one serves.
 
 use crate::cpus::CpuSet;
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
 
-/// What an interrupt announces.
+/// The event that an interrupt announces: packets received, packets sent, both, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     Both,
     Rx,
     Tx,
-    /// Link changes, management, mailboxes: not a queue's.
+    /// An interrupt that belongs to no queue: link changes, management, mailboxes.
     Other,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Irq {
     pub number: u32,
-    /// As the driver calls it; unique within the device. Numbers change when
-    /// a driver allocates its interrupts again, names do not.
+    /// The name that the driver gave, unique within the device. If a driver allocates its
+    /// interrupts again, they keep their names but not their numbers.
     pub name: String,
     pub role: Role,
-    /// Rank among the device's interrupts of this role.
+    /// Number of the queue: the rank among the device's interrupts of this role.
     pub queue: u32,
-    /// CPUs that it may go to.
+    /// CPUs to which the interrupt may go.
     pub affinity: CpuSet,
-    /// CPUs that it does go to.
+    /// CPUs to which the interrupt goes now.
     pub effective: CpuSet,
 }
 
-/// All interrupts of a device, those of queues first and in their order.
+/// All interrupts of a device. Those of queues come first, ordered by queue.
 pub fn of_device(root: &Root, device: &str) -> Vec<Irq> {
     let mut found: Vec<(u32, String)> =
         numbers(root, device).into_iter().filter_map(|number| Some((number, name_of(root, number)?))).collect();
-    // Two ports can share one PCI function (mlx4): then names must decide.
+    // Two ports can share one PCI function (mlx4). Then the names tell which interrupt belongs to
+    // which port.
     let ports = root.names(format!("sys/class/net/{device}/device/net"));
     if ports.len() > 1 && found.iter().any(|(_, name)| mentions(name, device)) {
         found.retain(|(_, name)| mentions(name, device));
@@ -47,7 +48,7 @@ pub fn of_device(root: &Root, device: &str) -> Vec<Irq> {
         let (role, index) = classify(&name, device);
         irqs.push((role, index, number, name));
     }
-    // mlx4 says `mlx4-3@0000:06:00.0` and no more.
+    // mlx4 names its interrupts `mlx4-3@0000:06:00.0`, without a role.
     if irqs.iter().all(|irq| irq.0 == Role::Other) {
         for irq in &mut irqs {
             if let Some(index) = plain(&irq.3, device) {
@@ -73,16 +74,16 @@ pub fn of_device(root: &Root, device: &str) -> Vec<Irq> {
         .collect()
 }
 
-/// MSI vectors of the PCI function; where there are none, interrupts whose
-/// name has the device's name in it.
+/// Numbers of the MSI vectors of the PCI function. If there are none: of interrupts whose name
+/// contains the device's name.
 fn numbers(root: &Root, device: &str) -> Vec<u32> {
     let base = format!("sys/class/net/{device}/device");
     let own = root.numbered(format!("{base}/msi_irqs"), "");
     if !own.is_empty() {
         return own;
     }
-    // A virtio device sits on a PCI function. Nowhere else is the parent
-    // looked at: it would be a bridge, with interrupts of its own.
+    // For a virtio device, look at the PCI function above it. For other devices do not look at the
+    // parent, because it may be a bridge with interrupts of its own.
     let subsystem = root.path(format!("{base}/subsystem")).canonicalize().unwrap_or_default();
     if subsystem.file_name().is_some_and(|n| n == "virtio") {
         let parent = root.numbered(format!("{base}/../msi_irqs"), "");
@@ -94,7 +95,7 @@ fn numbers(root: &Root, device: &str) -> Vec<u32> {
     parse_interrupts(&table).into_iter().filter(|(_, name)| mentions(name, device)).map(|(n, _)| n).collect()
 }
 
-/// None for a vector that no driver has requested (yet).
+/// Name of an interrupt. `None`: no driver has requested the vector (yet).
 fn name_of(root: &Root, irq: u32) -> Option<String> {
     if let Some(actions) = root.get(format!("sys/kernel/irq/{irq}/actions")) {
         return (!actions.is_empty() && actions != "(null)").then_some(actions);
@@ -103,9 +104,9 @@ fn name_of(root: &Root, irq: u32) -> Option<String> {
     parse_interrupts(&table).into_iter().find(|(n, _)| *n == irq).map(|(_, name)| name)
 }
 
-/// Number and name of each numbered line of /proc/interrupts: after a count
-/// per CPU come the chip, the number in hardware with its trigger (one word
-/// on x86, two on Arm), and the name.
+/// Number and name of each numbered line of /proc/interrupts. A line has a count for each CPU,
+/// then the chip, the number in hardware with its trigger (one word on x86, two on Arm), and the
+/// name.
 pub fn parse_interrupts(table: &str) -> Vec<(u32, String)> {
     let mut lines = table.lines();
     let cpus = lines.next().map_or(0, |header| header.split_whitespace().filter(|w| w.starts_with("CPU")).count());
@@ -125,14 +126,16 @@ pub fn parse_interrupts(table: &str) -> Vec<(u32, String)> {
         .collect()
 }
 
-/// `eth1` is in `i40e-eth1-TxRx-0`, and not in `eth10-rx-0`.
+/// Whether the name contains the device's name as a whole word: `i40e-eth1-TxRx-0` contains
+/// `eth1`, but `eth10-rx-0` does not.
 fn mentions(name: &str, device: &str) -> bool {
     let word = |c: Option<char>| c.is_none_or(|c| !c.is_ascii_alphanumeric());
     name.match_indices(device)
         .any(|(at, _)| word(name[..at].chars().next_back()) && word(name[at + device.len()..].chars().next()))
 }
 
-/// Parts of names that are not a queue's, though they may end in a number.
+/// Parts that occur only in names of interrupts without a queue, even if the name ends in a
+/// number.
 const OTHER: &[&str] = &[
     "fdir", "config", "mgmnt", "mgmt", "async", "misc", "cmd", "ctrl", "event", "link", "mbx", "adminq", "aeq", "ceq",
     "fwevtq",
@@ -142,12 +145,13 @@ const OTHER: &[&str] = &[
 /// gve notification blocks; cxgb4.
 const BOTH: &[&str] = &["txrx", "rxtx", "tx-rx", "rx-tx", "comp", "fp", "ntfy", "queue", "cq", "qp"];
 
-/// Role, and the number that the name ends with.
+/// Role of an interrupt, and the number at the end of its name.
 fn classify(name: &str, device: &str) -> (Role, u32) {
-    // `mlx5_comp3@pci:0000:3b:00.0`: what follows is the function.
+    // In `mlx5_comp3@pci:0000:3b:00.0`, the part after `@` is the PCI function.
     let name = name.split('@').next().unwrap_or(name).trim_end_matches(')');
     let Some((stem, index)) = numbered(name) else { return (Role::Other, 0) };
-    // The device's own name may have `rx` in it, or end the whole.
+    // Remove the device's name first: it may contain `rx` itself, or be the whole name of the
+    // interrupt.
     let kind = stem.replace(device, "").to_ascii_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| kind.contains(part));
     let role = match () {
@@ -155,14 +159,14 @@ fn classify(name: &str, device: &str) -> (Role, u32) {
         () if has(BOTH) => Role::Both,
         () if has(&["rx", "input"]) => Role::Rx,
         () if has(&["tx", "output"]) => Role::Tx,
-        // `eth0-0`: some drivers number their vectors and say no more.
+        // Names such as `eth0-0`: some drivers only number their vectors.
         () if name.contains(device) && kind.trim_matches(['-', '_', '.', ' ']).is_empty() => Role::Both,
         () => Role::Other,
     };
     (role, index)
 }
 
-/// Number of a vector that may be a queue's for all that its name says.
+/// Number of a vector that may belong to a queue, judged by its name alone.
 fn plain(name: &str, device: &str) -> Option<u32> {
     let name = name.split('@').next().unwrap_or(name);
     let (stem, index) = numbered(name).filter(|_| name != device)?;
@@ -170,7 +174,8 @@ fn plain(name: &str, device: &str) -> Option<u32> {
     (stem.ends_with('-') && !OTHER.iter().any(|part| stem.contains(part))).then_some(index)
 }
 
-/// A name and the number of its queue: at its end, or (Xen) as in `eth0-q2-rx`.
+/// Splits a name into its stem and the queue's number. The number is at the end, or (Xen) in the
+/// middle: `eth0-q2-rx`.
 fn numbered(name: &str) -> Option<(String, u32)> {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     if let Ok(index) = name[stem.len()..].parse() {

@@ -1,10 +1,10 @@
 //! `SIOCETHTOOL`: numbers and layouts of the kernel's include/uapi/linux/ethtool.h.
 //!
-//! Every request is a buffer of 32-bit words here, whose first word is the
-//! command. That is what the structures of that header are (those with a
-//! 64-bit member have it at an even word), so offsets are word numbers.
+//! Every request is a buffer of 32-bit words; its first word is the command. The kernel's
+//! structures have the same layout (a 64-bit member begins at an even word), so this file counts
+//! offsets in words.
 
-// The one place of this crate that talks to the kernel with pointers.
+// No other module of the crate passes pointers to the kernel.
 #![allow(unsafe_code)]
 
 use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable, Rule};
@@ -38,16 +38,16 @@ const SRSSH: u32 = 0x47;
 /// `ETH_SS_FEATURES`, and the length of each string (`ETH_GSTRING_LEN`).
 const SS_FEATURES: u32 = 4;
 const STRING: usize = 32;
-/// More than any kernel or device has: a bound for what we allocate.
+/// Upper bound for allocations; no kernel or device has larger numbers.
 const MOST: usize = 1 << 16;
 
-/// `struct ethtool_rxnfc`: 192 bytes; the rule count lies behind the flow
-/// specification of 168 bytes that starts at byte 16.
+/// `struct ethtool_rxnfc` has 192 bytes. The flow specification (168 bytes) starts at byte 16, and
+/// the rule count follows.
 const RXNFC_WORDS: usize = 48;
 const RXNFC_DATA: usize = 2;
 const RXNFC_RULE_CNT: usize = 46;
-/// Bytes of the flow specification in it: kind, fields, masks, queue, location. The
-/// fields are a `struct ethtool_tcpip4_spec` or `…6_spec`, with ports behind two addresses.
+/// Byte offsets of the flow specification's parts: kind, fields, masks, queue, location. The
+/// fields are a `struct ethtool_tcpip4_spec` or `…6_spec`, where the ports follow two addresses.
 const FLOW_KIND: usize = 16;
 const FLOW_FIELDS: usize = 20;
 const FLOW_MASKS: usize = 92;
@@ -55,27 +55,27 @@ const FLOW_QUEUE: usize = 168;
 const FLOW_LOCATION: usize = 176;
 const TCP_V4_FLOW: u32 = 0x01;
 const TCP_V6_FLOW: u32 = 0x05;
-/// The driver chooses a location (RX_CLS_LOC_ANY), where it says that it can
-/// (RX_CLS_LOC_SPECIAL in the answer to GRXCLSRLCNT).
+/// Asks the driver to choose a location (RX_CLS_LOC_ANY). A driver that can do so sets
+/// RX_CLS_LOC_SPECIAL in its answer to GRXCLSRLCNT.
 const LOCATION_ANY: u32 = u32::MAX;
 const LOCATION_SPECIAL: u32 = 0x8000_0000;
 
-/// `struct ethtool_rxfh`: command, context, table size, key size, hash
-/// function and input transformation in one word, reserved; then the table.
+/// `struct ethtool_rxfh`: command, context, table size, key size, one word with hash function and
+/// input transformation, a reserved word. The table follows.
 const RXFH_HEAD: usize = 6;
 
-/// A device, by name, of the network namespace of the calling thread.
+/// A device, by its name in the network namespace of the calling thread.
 pub struct Ioctl {
     socket: OwnedFd,
     name: String,
 }
 
-/// `struct ifreq` with a pointer, or with a `struct sockaddr`, in its union.
+/// The union in `struct ifreq`, with the two members that this file uses.
 #[repr(C)]
 union Payload {
     data: *mut libc::c_void,
     address: libc::sockaddr,
-    /// The union's size on 64-bit kernels.
+    /// Makes the union as large as the one of 64-bit kernels.
     _all: [u8; 24],
 }
 
@@ -102,11 +102,11 @@ impl Ioctl {
         Ok(IfReq { name, payload })
     }
 
-    /// One command; the answer lies in `words` afterwards.
+    /// Sends one command. The kernel writes the answer into `words`.
     fn call(&self, words: &mut [u32]) -> io::Result<()> {
         let mut request = self.request(Payload { data: words.as_mut_ptr().cast() })?;
-        // SAFETY: the buffer lives through the call, and each caller sized it
-        // for the command in its first word as the header above defines it.
+        // SAFETY: `words` is live during the call and nobody else uses it. Its first word is a
+        // command of this file, and its length is that of the kernel's structure for this command.
         let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
         if result < 0 {
             return Err(io::Error::last_os_error());
@@ -114,7 +114,7 @@ impl Ioctl {
         Ok(())
     }
 
-    /// A command whose answer has a fixed size.
+    /// Sends a command whose answer has a fixed size.
     fn ask<const N: usize>(&self, command: u32) -> io::Result<[u32; N]> {
         let mut words = [0; N];
         words[0] = command;
@@ -122,9 +122,9 @@ impl Ioctl {
         Ok(words)
     }
 
-    /// Names of all features, by bit.
+    /// Names of all features; the index is the number of the bit.
     fn feature_names(&self) -> io::Result<Vec<String>> {
-        // cmd, reserved, sset_mask (64 bits), data.
+        // The words are: command, reserved, sset_mask (64 bits), data.
         let mut info = [GSSET_INFO, 0, 1 << SS_FEATURES, 0, 0];
         self.call(&mut info)?;
         let count = (info[4] as usize).min(MOST);
@@ -135,21 +135,22 @@ impl Ioctl {
         Ok(words[3..].as_bytes().chunks_exact(STRING).take(given).map(text).collect())
     }
 
-    /// The highest location without a rule: filters above ours stay before them.
+    /// The highest location without a rule. The card tries lower locations first, so filters of
+    /// other programs keep precedence.
     fn free_location(&self) -> io::Result<u32> {
         let counted: [u32; RXNFC_WORDS] = self.ask(GRXCLSRLCNT)?;
         let count = (counted[RXNFC_RULE_CNT] as usize).min(MOST);
-        // The locations lie behind the structure.
+        // Room for the locations, behind the structure.
         let mut words = vec![0u32; RXNFC_WORDS + count];
         (words[0], words[RXNFC_RULE_CNT]) = (GRXCLSRLALL, count as u32);
         self.call(&mut words)?;
-        // Their place is right behind the count, within the padding.
+        // The kernel writes the locations right after the count, so they begin within the padding.
         let taken = &words[RXNFC_RULE_CNT + 1..][..count];
         let size = words[RXNFC_DATA].min(MOST as u32);
         (0..size).rev().find(|l| !taken.contains(l)).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))
     }
 
-    /// The table with its head, as GRSSH gives it.
+    /// The table with its head, as GRSSH returns both.
     fn rxfh(&self) -> io::Result<Vec<u32>> {
         let sizes: [u32; RXFH_HEAD] = self.ask(GRSSH)?;
         let (table, key) = (sizes[2] as usize, sizes[3] as usize);
@@ -167,13 +168,13 @@ impl Ioctl {
     }
 }
 
-/// `struct ethtool_rxnfc` that installs a rule.
+/// The `struct ethtool_rxnfc` that installs a rule.
 fn insertion(rule: &Rule, location: u32) -> [u32; RXNFC_WORDS] {
     let mut words = [0u32; RXNFC_WORDS];
     words[0] = SRXCLSRLINS;
     let bytes = words.as_mut_bytes();
     let (kind, addresses) = if rule.v6 { (TCP_V6_FLOW, 32) } else { (TCP_V4_FLOW, 8) };
-    // The source port lies before the destination's.
+    // The source port comes first.
     let port = addresses + 2;
     bytes[FLOW_KIND..][..4].copy_from_slice(&kind.to_ne_bytes());
     bytes[FLOW_FIELDS + port..][..2].copy_from_slice(&rule.port.to_be_bytes());
@@ -183,7 +184,7 @@ fn insertion(rule: &Rule, location: u32) -> [u32; RXNFC_WORDS] {
     words
 }
 
-/// A string that ends at its first zero byte.
+/// Text up to the first zero byte.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
@@ -193,13 +194,13 @@ impl Nic for Ioctl {
     fn identity(&self) -> io::Result<(u32, String)> {
         let index = netdevice::name_to_index(self.socket.as_fd(), &self.name)?;
         let mut request = self.request(Payload { _all: [0; 24] })?;
-        // SAFETY: the kernel writes a sockaddr into the request, which is
-        // large enough and lives through the call.
+        // SAFETY: SIOCGIFHWADDR writes a sockaddr into the union of `request`. The union is large
+        // enough, and `request` is live during the call.
         let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCGIFHWADDR, &raw mut request) };
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: initialised above, and any bytes are a valid sockaddr.
+        // SAFETY: the kernel has written a sockaddr, and any bytes are valid for its fields.
         let address = unsafe { request.payload.address };
         let hex: Vec<String> = address.sa_data[..6].iter().map(|b| format!("{:02x}", *b as u8)).collect();
         Ok((index, hex.join(":")))
@@ -215,8 +216,10 @@ impl Nic for Ioctl {
     fn channels(&self) -> io::Result<Channels> {
         let w: [u32; 9] = self.ask(GCHANNELS)?;
         let count = ChannelCount { rx: w[5], tx: w[6], combined: w[8] };
-        // More than there can be: the kernel refuses that by itself (EINVAL) and asks no driver, but
-        // first looks whether the driver could. Without privilege: EPERM.
+        // Find out whether the driver can change the channels. The request has a number above any
+        // limit. The kernel first checks whether the driver has the call (EOPNOTSUPP), and then
+        // refuses the number itself (EINVAL) without asking the driver. Without privilege the
+        // answer is EPERM.
         let mut more = w;
         (more[0], more[8]) = (SCHANNELS, w[4].saturating_add(1));
         let fixed = self.call(&mut more).is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
@@ -258,7 +261,7 @@ impl Nic for Ioctl {
     fn features(&self) -> io::Result<BTreeMap<String, Feature>> {
         let names = self.feature_names()?;
         let blocks = names.len().div_ceil(32);
-        // Per block: available, requested, active, never changed.
+        // The four words of each block are: available, requested, active, never changed.
         let mut words = vec![0u32; 2 + blocks * 4];
         (words[0], words[1]) = (GFEATURES, blocks as u32);
         self.call(&mut words)?;
@@ -272,7 +275,7 @@ impl Nic for Ioctl {
         let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
         let bit = names.iter().position(|n| n == name).ok_or_else(unsupported)?;
         let blocks = names.len().div_ceil(32);
-        // Per block: which are to change, and to what.
+        // The two words of each block are: bits to change, and their new values.
         let mut words = vec![0u32; 2 + blocks * 2];
         (words[0], words[1]) = (SFEATURES, blocks as u32);
         let block = 2 + bit / 32 * 2;
@@ -289,9 +292,8 @@ impl Nic for Ioctl {
     }
 
     fn set_rss(&self, table: &RssTable) -> io::Result<()> {
-        // Hash function 0 and key size 0 say "as it is". The word with them
-        // also holds the input transformation (6.8 and later), for which 0
-        // means none: give back what was read.
+        // Hash function 0 and key size 0 leave both unchanged. The same word also has the input
+        // transformation (since 6.8), where 0 would mean none, so the present value is sent back.
         let current: [u32; RXFH_HEAD] = self.ask(GRSSH)?;
         let transformation = u32::from_ne_bytes([0, current[4].to_ne_bytes()[1], 0, 0]);
         let entries = match table {
@@ -313,7 +315,7 @@ impl Nic for Ioctl {
         let location = if counted[RXNFC_DATA] & LOCATION_SPECIAL != 0 { LOCATION_ANY } else { self.free_location()? };
         let mut words = insertion(rule, location);
         self.call(&mut words)?;
-        // Where the driver has put it.
+        // The driver has written the location that it chose.
         Ok(words[FLOW_LOCATION / 4])
     }
 
@@ -328,7 +330,7 @@ impl Nic for Ioctl {
 mod tests {
     use super::*;
 
-    /// Offsets as `pahole -C ethtool_rxnfc` prints them for x86-64.
+    /// Compares with the offsets that `pahole -C ethtool_rxnfc` prints for x86-64.
     #[test]
     fn a_rule_as_the_kernel_reads_it() {
         let words = insertion(&Rule { v6: false, port: 0xa000, mask: 0xe000, queue: 3 }, 9);
@@ -339,7 +341,7 @@ mod tests {
         let bytes = words.as_bytes();
         assert_eq!(words[4], 5);
         assert_eq!((&bytes[54..56], &bytes[126..128]), (&[0xa0, 0][..], &[0xe0, 0][..]));
-        // Nothing else is asked for.
+        // The rule must not compare any other field.
         let others = bytes.iter().enumerate().filter(|(i, b)| **b != 0 && *i >= 20 && *i < 164).count();
         assert_eq!(others, 2);
     }

@@ -1,4 +1,4 @@
-//! A device in a file: for tests of devices that a test machine does not have.
+//! A recorded device in a file, for tests with hardware that the test machine lacks.
 
 use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable, Rule, NTUPLE};
 use crate::root::Root;
@@ -8,25 +8,25 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// `ROOT/ethtool/DEV.json`: what the device answers; setting changes the file.
-/// A member that is absent is not supported.
+/// The contents of `ROOT/ethtool/DEV.json`: the answers of the device. A change of a setting
+/// changes the file. The device does not support a member that is absent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Recording {
     pub driver: Driver,
     pub channels: Option<Channels>,
     pub coalesce: Option<Coalesce>,
-    /// Does it take adaptive moderation?
+    /// Whether the device accepts adaptive moderation.
     pub can_adapt: bool,
     pub rings: Option<Rings>,
     pub features: BTreeMap<String, Feature>,
     pub rss: Option<Rss>,
-    /// By location.
+    /// Installed rules by location.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rules: BTreeMap<u32, Rule>,
 }
 
-/// Answers from a `Recording`.
+/// A device that answers from a `Recording`.
 pub struct Recorded {
     root: Root,
     name: String,
@@ -58,7 +58,7 @@ impl Recorded {
         fs::write(self.file(), serde_json::to_vec_pretty(recording)?)
     }
 
-    /// Makes the queue directories that a kernel would show.
+    /// Makes the directories that a kernel would show for these queues.
     fn resize(&self, kind: &str, files: &[&str], count: u32) -> io::Result<()> {
         let queues = self.root.path(format!("sys/class/net/{}/queues", self.name));
         for i in 0..count {
@@ -106,7 +106,8 @@ impl Nic for Recorded {
         channels.count = count;
         let rings = count.receiving();
         if let Some(rss) = &mut recording.rss {
-            // As the kernel: a table somebody set must fit the new count.
+            // As in the kernel, the count must not fall below a ring that a program's own table
+            // names.
             if !rss.is_default() && rss.table.iter().any(|ring| *ring >= rings) {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }

@@ -1,10 +1,10 @@
-//! irqbalance moves interrupts every ten seconds, also ours.
+//! irqbalance: a daemon that moves interrupts every ten seconds, and so may undo their placement.
 
 use crate::cpus::CpuSet;
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
 
-/// A running irqbalance, and what it was told to keep its hands off.
+/// A running irqbalance, and the interrupts and CPUs that its options exclude.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Balance {
     pub pid: u32,
@@ -14,7 +14,7 @@ pub struct Balance {
     pub banned_cpus: CpuSet,
 }
 
-/// Where distributions keep its environment and arguments.
+/// Configuration files in which distributions keep the daemon's environment and arguments.
 const CONFIGS: &[&str] = &["etc/default/irqbalance", "etc/sysconfig/irqbalance"];
 
 impl Balance {
@@ -25,7 +25,8 @@ impl Balance {
         if let Some(line) = root.get(format!("proc/{pid}/cmdline")) {
             balance.arguments(line.split('\0'));
         }
-        // Readable by root only; else what the configuration says.
+        // Only root can read the environment of the process. Otherwise the configuration files
+        // count.
         match root.get(format!("proc/{pid}/environ")) {
             Some(environment) if !environment.is_empty() => balance.environment(environment.split('\0')),
             _ => {
@@ -65,7 +66,7 @@ impl Balance {
         }
     }
 
-    /// Does it leave this interrupt where it is?
+    /// Whether irqbalance is told to leave this interrupt alone.
     pub fn leaves(&self, irq: u32) -> bool {
         self.banned_irqs.contains(&irq)
     }

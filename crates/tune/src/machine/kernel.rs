@@ -1,4 +1,4 @@
-//! Limits of the kernel and of processes that busy servers run into.
+//! Limits of the kernel and of processes that a busy server may reach.
 
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 /// Connection tracking (`nf_conntrack`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conntrack {
-    /// Entries now, and at most.
+    /// Number of entries now, and the upper limit.
     pub count: u64,
     pub max: u64,
-    /// Seconds that a closed connection keeps its entry.
+    /// Seconds for which the entry of a closed connection remains.
     pub time_wait: u64,
 }
 
@@ -24,15 +24,15 @@ impl Conntrack {
     }
 }
 
-/// Open files. None: unlimited, or unknown.
+/// Limits of open files. `None`: unlimited, or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// `ulimit -n` of this shell, soft and hard.
+    /// Soft and hard limit that this process inherited (`ulimit -n`).
     pub nofile: Option<u64>,
     pub nofile_hard: Option<u64>,
-    /// `fs.nr_open`: what a process may raise its limit to.
+    /// `fs.nr_open`: upper bound of the limit of any process.
     pub nr_open: Option<u64>,
-    /// `fs.file-max`: of all processes together.
+    /// `fs.file-max`: limit for all processes together.
     pub file_max: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl Limits {
     }
 }
 
-/// Soft and hard limit of /proc/PID/limits.
+/// Soft and hard limit of open files from /proc/PID/limits.
 fn open_files(limits: &str) -> (Option<u64>, Option<u64>) {
     let line = limits.lines().find_map(|l| l.strip_prefix("Max open files")).unwrap_or("");
     let mut numbers = line.split_whitespace().map(|n| n.parse().ok());
@@ -63,7 +63,7 @@ pub fn memory_mib(root: &Root) -> u64 {
     kib.unwrap_or(0) / 1024
 }
 
-/// Local ports in state LISTEN, sorted, each once.
+/// Local ports in state LISTEN, sorted, without duplicates.
 pub fn listening(root: &Root) -> Vec<u16> {
     let mut ports: Vec<u16> = ["proc/net/tcp", "proc/net/tcp6"]
         .iter()
@@ -75,7 +75,7 @@ pub fn listening(root: &Root) -> Vec<u16> {
     ports
 }
 
-/// Port of a line of /proc/net/tcp, if it is a listener's (state 0A).
+/// The port in a line of /proc/net/tcp, if the socket is a listener (state 0A).
 fn listener(line: &str) -> Option<u16> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, _, state) = (fields.next()?, fields.next()?, fields.next()?);

@@ -1,4 +1,4 @@
-//! CPUs: which may be used, and how near they are to a device.
+//! The CPUs: which of them may be used, and their distance from a device.
 
 use crate::cpus::CpuSet;
 use crate::root::Root;
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cpus {
     pub online: CpuSet,
-    /// Taken from the scheduler or the tick (`isolcpus`, `nohz_full`,
-    /// isolated cpuset partitions).
+    /// CPUs that the scheduler or the timer tick leaves alone (`isolcpus`, `nohz_full`, isolated
+    /// cpuset partitions).
     pub isolated: CpuSet,
-    /// What our own cpuset leaves us.
+    /// CPUs that the cpuset of this process allows.
     pub allowed: CpuSet,
-    /// Where interrupts may go by default (`irqaffinity=`).
+    /// CPUs to which interrupts go by default (`irqaffinity=`).
     pub irq_default: CpuSet,
-    /// Sorted by number; one node for a machine without NUMA.
+    /// NUMA nodes, sorted by number. A machine without NUMA has one node.
     pub nodes: Vec<Node>,
-    /// Threads that share a core.
+    /// For each core, the CPUs (hardware threads) that share it.
     pub cores: Vec<CpuSet>,
 }
 
@@ -24,7 +24,7 @@ pub struct Cpus {
 pub struct Node {
     pub id: u32,
     pub cpus: CpuSet,
-    /// To each node in the order of `Cpus::nodes`; 10 is the node itself.
+    /// Distance to each node, in the order of `Cpus::nodes`. 10 is the distance to itself.
     pub distances: Vec<u32>,
 }
 
@@ -55,17 +55,17 @@ impl Cpus {
         Cpus { isolated, allowed, irq_default, nodes: nodes(root, &online), cores, online }
     }
 
-    /// CPUs that packets may be handled on.
+    /// CPUs that may handle packets.
     pub fn usable(&self) -> CpuSet {
         let usable = self.online.minus(&self.isolated).and(&self.allowed);
         match usable.and(&self.irq_default) {
-            // A default mask that leaves nothing cannot be meant for this.
+            // A default mask that excludes every CPU cannot be meant for packets, so ignore it.
             none if none.is_empty() => usable,
             some => some,
         }
     }
 
-    /// Distance of a CPU from a node; 0 where either is unknown.
+    /// Distance of a CPU from a node. 0: one of the two is unknown.
     pub fn distance(&self, cpu: u32, node: Option<u32>) -> u32 {
         let from = node.and_then(|id| self.nodes.iter().find(|n| n.id == id));
         let to = self.nodes.iter().position(|n| n.cpus.contains(cpu));
@@ -80,20 +80,20 @@ impl Cpus {
         self.nodes.iter().find(|n| n.cpus.contains(cpu)).map(|n| n.id)
     }
 
-    /// How many threads of its core come before this CPU.
+    /// The rank of this CPU among the hardware threads of its core.
     pub fn thread(&self, cpu: u32) -> usize {
         let core = self.cores.iter().find(|core| core.contains(cpu));
         core.map_or(0, |core| core.iter().take_while(|c| *c < cpu).count())
     }
 }
 
-/// `Cpus_allowed_list` of /proc/PID/status.
+/// The value of `Cpus_allowed_list` in /proc/PID/status.
 fn allowed(status: &str) -> Option<CpuSet> {
     let line = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
     CpuSet::parse_list(line).ok()
 }
 
-/// A list file (`0-3,8`); empty where there is none.
+/// Reads a file with a list such as `0-3,8`. Empty if the file is missing.
 fn list(root: &Root, path: &str) -> CpuSet {
     root.get(path).and_then(|t| CpuSet::parse_list(&t).ok()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What is only said: limits, connection tracking, offloads.
+//! Remarks on things that `tune` does not change: limits, connection tracking, offloads.
 
 use super::change::Plan;
 use crate::device::Device;
@@ -6,9 +6,9 @@ use crate::ethtool::{GRO, LRO, RXHASH, TSO};
 use crate::machine::Machine;
 use crate::setting::{Setting, Value};
 
-/// A busy proxy holds two descriptors per connection.
+/// A busy proxy needs two descriptors per connection.
 const OPEN_FILES: u64 = 65536;
-/// Below this a burst of small packets overruns a receive ring.
+/// A burst of small packets overruns a receive ring with fewer descriptors than this.
 const RING: u32 = 512;
 
 pub fn add(machine: &Machine, device: &Device, plan: &mut Plan) {
@@ -29,7 +29,7 @@ fn conntrack(machine: &Machine, plan: &mut Plan) {
     if c.count == 0 {
         return;
     }
-    // Every short connection holds an entry for as long as TIME_WAIT lasts.
+    // Every short connection holds an entry until its TIME_WAIT ends.
     let rate = c.max / c.time_wait.max(1);
     plan.warn(
         "conntrack",
@@ -63,7 +63,7 @@ fn limits(machine: &Machine, plan: &mut Plan) {
     }
 }
 
-/// Settings that are only shown, when they are not as they should be.
+/// Warns about settings that `tune` does not change, if their values are bad.
 fn settings(machine: &Machine, plan: &mut Plan) {
     if machine.sysctl_number("net.ipv4.tcp_timestamps") == Some(0) {
         plan.warn("sysctl", "net.ipv4.tcp_timestamps is 0: tcp_tw_reuse has no effect");
@@ -79,8 +79,8 @@ fn settings(machine: &Machine, plan: &mut Plan) {
     }
 }
 
-/// Ports that somebody listens on and that a wider range would hand out: safe
-/// while he listens, but he may not get his port back after a restart.
+/// Warns about listening ports within the new range of local ports. A listener keeps its port, but
+/// after a restart another socket may have it.
 fn ports(machine: &Machine, plan: &mut Plan) {
     let name = "net.ipv4.ip_local_port_range";
     let Some(change) = plan.find(&Setting::Sysctl(name.to_owned())) else { return };
@@ -101,7 +101,7 @@ fn ports(machine: &Machine, plan: &mut Plan) {
         plan.warn(
             "ports",
             format!(
-                "somebody listens on {}, in the wider range for active connections: add to \
+                "a program listens on {}, in the wider range for active connections: add to \
                  net.ipv4.ip_local_reserved_ports, or a restart may find the port taken",
                 taken.join(",")
             ),

@@ -1,44 +1,44 @@
-//! What a plan consists of: changes and remarks.
+//! Parts of a plan: changes and remarks.
 
 use crate::cpus::CpuSet;
 use crate::setting::{Group, Setting, Value};
 use serde::{Deserialize, Serialize};
 
-/// What the caller wants otherwise than by default.
+/// The user's choices that differ from the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Use these CPUs only, whatever the machine says of them.
+    /// Use exactly these CPUs, even isolated ones.
     pub cpus: Option<CpuSet>,
-    /// Leave these alone.
+    /// Do not touch these groups of settings.
     pub skip: Vec<Group>,
     pub rps: RpsPolicy,
 }
 
-/// When RPS is to pass packets on to further CPUs.
+/// When RPS may pass packets on to further CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RpsPolicy {
-    /// From a queue to CPUs that have none. Off on devices without
-    /// interrupts: their packets are handled where they were sent.
+    /// A queue may pass packets to CPUs that have no queue. Off on devices without interrupts,
+    /// because their packets are handled where they were sent.
     #[default]
     Auto,
     Off,
-    /// As `Auto`, on any device.
+    /// As `Auto`, but on any device.
     Spread,
 }
 
-/// One change. `old` is what was found.
+/// One change. `old` is the value that was found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     pub setting: Setting,
     pub old: Value,
     pub new: Value,
-    /// Tried in turn if the device refuses `new`.
+    /// Values to try in this order if the device refuses `new`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub or: Vec<Value>,
     pub why: String,
 }
 
-/// What kind of remark.
+/// The kind of a remark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -54,7 +54,7 @@ pub struct Note {
     pub text: String,
 }
 
-/// Notes, and changes in the order in which they have to be made.
+/// Notes, and changes in the order in which they must be made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     pub notes: Vec<Note>,
@@ -78,7 +78,7 @@ impl Plan {
         self.note(Kind::Warning, topic, text);
     }
 
-    /// A change, if it is one.
+    /// Adds a change, unless old and new value are equal.
     pub(crate) fn change(&mut self, setting: Setting, old: Value, new: Value, why: &str) {
         if old != new {
             self.changes.push(Change { setting, old, new, or: Vec::new(), why: why.to_owned() });

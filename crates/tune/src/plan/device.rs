@@ -1,4 +1,4 @@
-//! The device's own settings: queues, interrupts, steering, moderation.
+//! Plans the settings of the device itself: queues, interrupts, steering, interrupt moderation.
 
 use super::change::{Change, Options, Plan, RpsPolicy};
 use super::spread::Spread;
@@ -8,10 +8,10 @@ use crate::ethtool::{ChannelCount, Channels, Coalesce, RssTable, NTUPLE};
 use crate::machine::Machine;
 use crate::setting::{Group, Setting, Value};
 
-/// Above this a request waits for an interrupt longer than it takes.
+/// With more delay than this, a request waits for the interrupt longer than its processing takes.
 const SLOW_USECS: u32 = 50;
-/// What is set where the device cannot adapt: 33,000 interrupts a second and
-/// queue at most. nic.sh allowed 3,000 (333 us), for throughput alone.
+/// Interrupt delay for a device that cannot adapt it: at most 33,000 interrupts per second and
+/// queue. (nic.sh allowed 3,000 (333 us), for throughput alone.)
 const FIXED_USECS: u32 = 30;
 
 pub fn plan(machine: &Machine, found: &Device, options: &Options, cpus: &CpuSet, plan: &mut Plan) {
@@ -31,7 +31,7 @@ pub fn plan(machine: &Machine, found: &Device, options: &Options, cpus: &CpuSet,
     ntuple(device, plan);
 }
 
-/// Both directions; the same where channels are combined.
+/// CPUs of receive and transmit queues. Both are the same where channels are combined.
 struct Spreads {
     rx: Spread,
     tx: Spread,
@@ -40,8 +40,8 @@ struct Spreads {
 impl Spreads {
     fn new(machine: &Machine, device: &Device, cpus: &CpuSet) -> Option<Spreads> {
         let spread = |queues| Spread::new(&machine.cpus, cpus, device.node, queues);
-        // More transmit queues than combined channels (for XDP, for
-        // priorities) start again at the first channel's CPU.
+        // A device may have more transmit queues than combined channels (for XDP or priorities).
+        // The additional ones start again at the CPU of the first channel.
         let combined = device.channels.map_or(0, |c| c.count.combined) as usize;
         let tx = device.tx_queues.len();
         Some(Spreads {
@@ -50,7 +50,7 @@ impl Spreads {
         })
     }
 
-    /// The CPU for an interrupt.
+    /// The CPU to which the interrupt should go.
     fn cpu(&self, irq: &Irq) -> u32 {
         let spread = if irq.role == Role::Tx { &self.tx } else { &self.rx };
         spread.cpu(irq.queue as usize)
@@ -72,7 +72,7 @@ fn describe(device: &Device, plan: &mut Plan) {
     }
 }
 
-/// The number of channels; returns the device as it would be with them.
+/// Plans the number of channels. Returns the device as it will be with them.
 fn queues(found: &Device, options: &Options, cpus: &CpuSet, plan: &mut Plan) -> Device {
     let shown = format!("{} rx, {} tx", found.rx_queues.len(), found.tx_queues.len());
     let Some(channels) = found.channels.filter(|c| c.max_combined + c.max_rx + c.max_tx > 0) else {
@@ -108,8 +108,8 @@ fn most(channels: &Channels) -> ChannelCount {
     ChannelCount { rx: channels.max_rx, tx: channels.max_tx, combined: channels.max_combined }
 }
 
-/// A channel per CPU, as far as the device goes. Where it can have combined
-/// channels, separate ones stay as they are.
+/// One channel per CPU, as far as the device allows. If the device can have combined channels, the
+/// number of separate channels stays.
 fn one_per_cpu(channels: &Channels, cpus: u32) -> ChannelCount {
     let now = channels.count;
     let fit = |max: u32| cpus.min(max).max(1);
@@ -120,13 +120,13 @@ fn one_per_cpu(channels: &Channels, cpus: u32) -> ChannelCount {
     ChannelCount { rx: side(channels.max_rx, now.rx), tx: side(channels.max_tx, now.tx), combined: now.combined }
 }
 
-/// The device with another number of channels, as far as one can tell.
+/// Predicts how the device looks with another number of channels.
 fn resized(found: &Device, count: ChannelCount) -> Device {
     let mut device = found.clone();
     let before = found.channels.map(|c| c.count).unwrap_or_default();
     let receiving = count.receiving() as usize;
-    // Some devices show more transmit queues than channels (for XDP, for
-    // priorities); the difference stays.
+    // Some devices show more transmit queues than channels (for XDP or priorities). The difference
+    // stays the same.
     let extra = found.tx_queues.len().saturating_sub((before.tx + before.combined) as usize);
     device.rx_queues.resize_with(receiving, || RxQueue { rps: Some(CpuSet::new()), flows: Some(0) });
     device.tx_queues.resize_with((count.tx + count.combined) as usize + extra, || TxQueue {
@@ -139,7 +139,7 @@ fn resized(found: &Device, count: ChannelCount) -> Device {
         Role::Other => true,
     });
     if let Some(rss) = &mut device.rss {
-        // The kernel spreads a table that nobody has set over the new number.
+        // The kernel spreads its default table over the new number of rings.
         if rss.is_default() {
             rss.table = (0..rss.table.len() as u32).map(|i| i % count.receiving().max(1)).collect();
         }
@@ -172,7 +172,8 @@ fn rss(found: &Device, device: &Device, plan: &mut Plan) {
             or: Vec::new(),
             why: "each queue, so each CPU, gets its share of new connections".to_owned(),
         };
-        // The kernel refuses fewer channels while a table names the others.
+        // The table must change before the channels: the kernel refuses to remove channels that
+        // the table names.
         let first = plan.changes.iter().position(|c| c.setting == Setting::Channels).unwrap_or(plan.changes.len());
         plan.changes.insert(first, change);
     }

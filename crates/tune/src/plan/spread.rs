@@ -1,23 +1,23 @@
-//! Which CPU serves which queue.
+//! Decides which CPU serves which queue.
 
 use crate::cpus::CpuSet;
 use crate::machine::Cpus;
 use std::cmp::Reverse;
 
-/// One CPU per queue, and CPUs without a queue given to those near them.
+/// Assigns each queue to a CPU. A CPU with a queue also serves some of the CPUs without a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// CPUs that have a queue, ascending: queue i is served by the i-th, and
-    /// where there are more queues than CPUs, it starts again.
+    /// CPUs with a queue, in ascending order. Queue i belongs to the i-th CPU; if there are more
+    /// queues than CPUs, the count starts again.
     serving: Vec<u32>,
-    /// For each of them: itself, and the CPUs it serves besides.
+    /// For each serving CPU: the CPU itself, and the other CPUs that it serves.
     groups: Vec<CpuSet>,
 }
 
 impl Spread {
-    /// `queues` queues of a device of `node` on the CPUs `usable`. CPUs of the
-    /// device's node come first, and of these first threads of cores; so on
-    /// by distance. None if there is no CPU or no queue.
+    /// Assigns `queues` queues of a device at `node` to the CPUs `usable`. Near CPUs come first:
+    /// those of the device's node, then by distance. Within a node, the first thread of each core
+    /// comes first. `None`: there is no CPU or no queue.
     pub fn new(cpus: &Cpus, usable: &CpuSet, node: Option<u32>, queues: usize) -> Option<Spread> {
         let mut order: Vec<u32> = usable.iter().collect();
         order.sort_by_key(|&cpu| (cpus.distance(cpu, node), cpus.thread(cpu), cpu));
@@ -29,8 +29,8 @@ impl Spread {
         serving.sort_unstable();
         let mut groups: Vec<CpuSet> = serving.iter().map(|cpu| CpuSet::one(*cpu)).collect();
         for cpu in rest {
-            // A thread of the same core shares its caches, a node its memory;
-            // among equals the one with the least to do.
+            // Prefer a thread of the same core (shared caches), then a CPU of the same node
+            // (shared memory), then the CPU that serves the fewest.
             let near = |i: usize| (cpus.same_core(serving[i], cpu), cpus.node_of(serving[i]) == cpus.node_of(cpu));
             let best = (0..serving.len()).max_by_key(|&i| (near(i), Reverse(groups[i].len()), Reverse(i)));
             groups[best.expect("a CPU serves")].insert(cpu);
@@ -43,7 +43,7 @@ impl Spread {
         self.serving[queue % self.serving.len()]
     }
 
-    /// The CPUs whose packets go through a queue; its own among them.
+    /// The CPUs whose packets go through a queue, including the queue's own CPU.
     pub fn group(&self, queue: usize) -> &CpuSet {
         &self.groups[queue % self.groups.len()]
     }
@@ -53,7 +53,7 @@ impl Spread {
         self.serving.iter().copied().collect()
     }
 
-    /// Has each CPU a queue of its own?
+    /// Whether each CPU has a queue of its own.
     pub fn is_complete(&self) -> bool {
         self.groups.iter().all(|group| group.len() == 1)
     }

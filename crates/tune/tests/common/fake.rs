@@ -1,5 +1,5 @@
-//! A directory with the /proc and /sys of a server that nobody has here: two
-//! nodes of 48 CPUs, two threads a core, and a card with up to 64 channels.
+//! A directory with the /proc and /sys of a large server: two nodes of 48 CPUs, two threads per
+//! core, and a network card with up to 64 channels.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// With `channels` in use, of 64. The card sits on node 1 (CPUs 24-47 and
-    /// 72-95). CPUs 46-47 are isolated.
+    /// Makes a server whose card uses `channels` of its 64 channels. The card is attached to node
+    /// 1 (CPUs 24-47 and 72-95). CPUs 46-47 are isolated.
     pub fn new(channels: u32) -> Fake {
         let fake = Fake { dir: tempfile::tempdir().unwrap() };
         fake.cpus();
@@ -63,7 +63,7 @@ impl Fake {
         self.put(format!("{net}/address"), "0c:42:a1:00:00:01");
         self.put(format!("{net}/flags"), "0x1003");
         for q in 0..channels {
-            // As a kernel with 96 CPUs writes its masks.
+            // A kernel with 96 CPUs writes masks of three words.
             self.put(format!("{net}/queues/rx-{q}/rps_cpus"), "00000000,00000000,00000000");
             self.put(format!("{net}/queues/rx-{q}/rps_flow_cnt"), "0");
             self.put(format!("{net}/queues/tx-{q}/xps_cpus"), "00000000,00000000,00000000");
@@ -119,7 +119,7 @@ impl Fake {
         fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).trim_end().to_owned()
     }
 
-    /// `xps_cpus`, `rps_cpus` and the like of a queue of eth0.
+    /// The contents of a file of a queue of eth0, such as `xps_cpus` or `rps_cpus`.
     pub fn queue(&self, file: &str) -> String {
         self.get(format!("sys/class/net/eth0/queues/{file}"))
     }
@@ -128,8 +128,8 @@ impl Fake {
         self.get(format!("proc/irq/{}/smp_affinity_list", FIRST_IRQ + queue))
     }
 
-    /// Every file but ours, by path. Masks without the zeros in front that a
-    /// kernel puts there, JSON without its layout.
+    /// Every file by path, except Fastsocket's own. Masks lose the leading zeros that a kernel
+    /// writes, and JSON loses its layout.
     pub fn snapshot(&self) -> BTreeMap<String, String> {
         let mut files = BTreeMap::new();
         walk(self.dir.path(), self.dir.path(), &mut files);

@@ -1,4 +1,4 @@
-//! Machines and devices made up for tests.
+//! Descriptions of machines and devices for tests.
 #![allow(dead_code)]
 
 use fsocket_tune::ethtool::{ChannelCount, Channels, Coalesce, Driver, Feature, Rings, Rss, NTUPLE};
@@ -9,8 +9,8 @@ pub fn list(text: &str) -> CpuSet {
     CpuSet::parse_list(text).unwrap()
 }
 
-/// `cpus` CPUs on `nodes` nodes, numbered as Linux does on PC servers: all
-/// first threads node by node, then all second threads.
+/// A machine with `cpus` CPUs on `nodes` nodes. The numbers are as Linux gives them on PC servers:
+/// the first threads of all cores, node by node, then all second threads.
 pub fn machine(cpus: u32, nodes: u32, threads: u32) -> Machine {
     let online: CpuSet = (0..cpus).collect();
     let cores = cpus / threads;
@@ -35,8 +35,8 @@ pub fn machine(cpus: u32, nodes: u32, threads: u32) -> Machine {
     }
 }
 
-/// A network card: `queues` combined channels of `most`, an interrupt each
-/// with a name as `name` makes it, anywhere.
+/// A network card that uses `queues` of `most` combined channels. Each queue has an interrupt with
+/// the name that `name` returns; the interrupt may go to any CPU.
 pub fn card(queues: u32, most: u32, node: Option<u32>, name: impl Fn(u32) -> String) -> Device {
     Device {
         name: "eth0".to_owned(),

@@ -1,11 +1,11 @@
-//! What `fastsocket tune` may touch, as it is on this machine.
+//! All settings of this machine that `fastsocket tune` may change.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// Network settings, interrupts and the queues of a device, by path; not what moves by
-/// itself: paths with one of `moving` in them.
+/// Network settings, interrupts and queues of a device, by path. Paths that contain one of
+/// `moving` are left out, because their values change by themselves.
 pub fn settings(device: &str, moving: &[&str]) -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     let queues = format!("/sys/class/net/{device}/queues");

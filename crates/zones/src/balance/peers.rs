@@ -1,5 +1,5 @@
-//! The other workers' local listen sockets as a process has them, in which instances they lie,
-//! and what the monitor says of them.
+//! The other workers' local listen sockets ("peers"): the descriptors that this process has of
+//! them, the epoll instances that watch them, and the monitor's messages about them.
 
 use super::PEER_MARK;
 use crate::cow::Sparing;
@@ -12,7 +12,7 @@ use fsocket_proto::request;
 use fsocket_sys::{self as sys, cpu, Result};
 
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// What may stand beside EPOLLEXCLUSIVE.
+/// Event flags that the kernel allows together with EPOLLEXCLUSIVE.
 const BESIDE_EXCLUSIVE: u32 =
     (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | libc::EPOLLET as u32;
 
@@ -22,13 +22,13 @@ impl Peers {
         self.all[..n].iter().filter(|s| s.place.load(Ordering::Acquire) != 0)
     }
 
-    /// Is anybody gone?
+    /// Has any peer's worker exited?
     pub(super) fn any_gone(&self) -> bool {
         if !self.orphans.load(Ordering::Relaxed) {
             return false;
         }
         self.orphans.store(false, Ordering::SeqCst);
-        // SeqCst: whoever goes meanwhile is seen here, or says so again.
+        // SeqCst: either this loop sees a worker that exits meanwhile, or `orphans` is set again.
         let any = self.iter().any(|s| s.gone.load(Ordering::SeqCst));
         if any {
             self.orphans.store(true, Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl Peers {
         self.all.iter().any(|s| swap(&s.fd))
     }
 
-    /// In a forked child: nothing of it is ours.
+    /// In a forked child: sockets and counts belong to the parent, so the child drops them.
     pub fn become_child(&self) {
         for s in self.iter() {
             s.place.store(0, Ordering::Relaxed);
@@ -49,12 +49,12 @@ impl Peers {
         self.n.put(0);
         if !self.map.load(Ordering::Relaxed).is_null() {
             let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
-            // SAFETY: a child has one thread, and it is here.
+            // SAFETY: a child has only this thread.
             let _ = unsafe { sys::munmap(map as *mut u8, BALANCE_SIZE) };
         }
     }
 
-    /// The listener is closed. The mapping stays: a stale reader may still be in it.
+    /// The listener is closed. The mapping stays, because another thread may still read it.
     pub fn forget(&self) {
         self.map.store(core::ptr::null_mut(), Ordering::Release);
         self.last.store(0, Ordering::Relaxed);
@@ -62,8 +62,9 @@ impl Peers {
 }
 
 impl Zoned {
-    /// The worker waits for its local listen socket: others may steal from it now. Not
-    /// earlier, because who is first in the socket's list is woken first.
+    /// The worker's epoll instance watches its local listen socket by now, so other workers may
+    /// steal from it. They may not do so earlier, because the kernel wakes the first in the
+    /// socket's wait list first.
     pub(crate) fn share(&self, l: &Local) {
         let Some(b) = self.balance() else { return };
         let place = l.place.load(Ordering::Relaxed);
@@ -80,12 +81,12 @@ impl Zoned {
         }
         let share = request::Share { group: self.group.load(Ordering::Relaxed), place };
         let _ = ctl::tell(share, Some(l.fd()));
-        // Whatever came before anybody else could be told.
+        // Looks once for connections that came before any peer could be notified.
         l.wait_for_peers(cpu::ticks());
     }
 
-    /// How the own socket is to lie in an epoll instance: first in its list, and without
-    /// others being woken beside it.
+    /// Adds the own socket to an epoll instance. EPOLLEXCLUSIVE makes the kernel wake only one
+    /// worker for a connection, and the own worker is first in the socket's wait list.
     pub(crate) fn put_local(&self, ep: i32, l: &Local, ev: &libc::epoll_event) -> Result<()> {
         if self.balance().is_none() {
             return put(ep, l.fd(), ev);
@@ -94,7 +95,8 @@ impl Zoned {
         let add = || sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&mine));
         let same = l.put.swap(mine.u64 ^ (mine.events as u64) << 32, Ordering::Relaxed);
         match add() {
-            // Still there from before the application took the listener out and put it back.
+            // The application removed the listener and added it again, but the library had not
+            // removed the local socket.
             Err(e) if e.raw() == libc::EEXIST && same == mine.u64 ^ (mine.events as u64) << 32 => return Ok(()),
             Err(e) if e.raw() == libc::EEXIST => {
                 let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
@@ -108,7 +110,7 @@ impl Zoned {
         Ok(())
     }
 
-    /// The listener is not watched there any more.
+    /// The epoll instance `ep` does not watch the listener any more.
     pub(crate) fn take_out_peers(&self, ep: i32) {
         for s in self.peers.iter() {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, s.fd.load(Ordering::Relaxed), None);
@@ -118,8 +120,9 @@ impl Zoned {
         }
     }
 
-    /// A local listen socket is about to be closed here. Others have descriptors of it,
-    /// so it stays in every instance it is not taken out of.
+    /// Called before this process closes a local listen socket. Other processes have descriptors
+    /// of the same socket, so closing does not remove it from the epoll instances; this function
+    /// does.
     pub(crate) fn unshare(&self, l: &Local, fd: i32) {
         if !l.shared.swap(false, Ordering::AcqRel) {
             self.drop_peers_if_idle();
@@ -138,12 +141,13 @@ impl Zoned {
         self.drop_peers_if_idle();
     }
 
-    /// Is nobody left in this process who could steal? Its descriptors of the others'
-    /// sockets would keep those open, with what waits there, after their workers have gone.
-    /// True: it has closed them.
+    /// Closes the descriptors of peers if no worker of this process could steal any more. These
+    /// descriptors would keep the sockets and their connections alive after their workers have
+    /// exited. True: the process has closed them.
     pub(crate) fn drop_peers_if_idle(&self) -> bool {
-        // Between one's own change and the look at the other's, for a worker that gives up
-        // and for a peer that comes: whoever is second drops it.
+        // Against a peer that is being added (`keep`): each side writes its own state, fences,
+        // and then reads the other's. So at least one of the two sees that the last worker is
+        // gone and closes the socket.
         fence(Ordering::SeqCst);
         let is_idle = self.workers().next().is_none();
         if is_idle {
@@ -165,7 +169,7 @@ impl Zoned {
         s.place.store(0, Ordering::Release);
     }
 
-    /// Instances of those that sleep in `poll` or `accept`.
+    /// The private epoll instances of workers that sleep in `poll` or `accept`.
     fn inners(&self) -> impl Iterator<Item = i32> + '_ {
         self.locals().map(|l| l.inner.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
     }
@@ -176,8 +180,9 @@ impl Zoned {
         }
     }
 
-    /// For a worker that sleeps in `poll` or `accept`: readable when a peer's queue may be
-    /// in need of somebody; -1 while it looks by itself, or there is nothing.
+    /// For a worker that sleeps in `poll` or `accept`: a descriptor that becomes readable when a
+    /// peer's queue may need help. -1: the worker looks at the queues without it, or has no
+    /// peers.
     pub fn peers_fd(&self) -> i32 {
         let Some(l) = self.own().filter(|l| self.balance_of(l).is_some()) else { return -1 };
         if l.is_waiting_for_peers() {
@@ -189,7 +194,8 @@ impl Zoned {
         }
         let made = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(fd) = made else { return -1 };
-        // Nobody but its thread makes one; who joins from now on finds it.
+        // Only the worker's own thread makes this instance; peers that join later are added to
+        // it.
         l.inner.store(fd, Ordering::Release);
         for v in self.victims(l).filter(|v| v.wakes) {
             put_inner(fd, v.fd);
@@ -208,7 +214,8 @@ fn put_inner(inner: i32, fd: i32) {
     let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, Some(&ev));
 }
 
-/// [`fsocket_proto::notice::Peer`]. The descriptor is this function's.
+/// Handles [`fsocket_proto::notice::Peer`], which hands over a peer's socket. Owns the descriptor
+/// `fd`.
 pub fn came(group: u64, place: u64, fd: i32) {
     if !keep(group, place, fd) {
         let _ = sys::close(fd);
@@ -216,19 +223,21 @@ pub fn came(group: u64, place: u64, fd: i32) {
     }
 }
 
-/// A descriptor of another worker's socket was closed. If its worker has gone, this may have
-/// been the last one, and what waited there has moved.
+/// Tells the monitor that this process has closed its descriptor of a peer's socket. If the
+/// peer's worker has exited, that may have been the last descriptor, and the kernel has moved the
+/// connections.
 pub(super) fn tell_closed(group: u64) {
     let _ = ctl::tell(request::PeerClosed { group }, None);
 }
 
-/// True: until its worker has gone, or all of this process.
+/// Keeps a peer's socket until its worker has exited, or no worker of this process is left.
+/// False: the socket was not kept.
 fn keep(group: u64, place: u64, fd: i32) -> bool {
     let Some(z) = used().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
         return false;
     };
     let Some(i) = z.peers.all.iter().position(|s| s.place.load(Ordering::Relaxed) == 0) else { return false };
-    // The last worker may have given up its own while this was on its way.
+    // The last worker may have given up its own socket while this message was in flight.
     if place == 0 || place > QUEUES as u64 || z.workers().next().is_none() {
         return false;
     }
@@ -248,7 +257,7 @@ fn keep(group: u64, place: u64, fd: i32) -> bool {
     true
 }
 
-/// [`fsocket_proto::notice::PeerGone`].
+/// Handles [`fsocket_proto::notice::PeerGone`]: the worker with this place has exited.
 pub fn went(group: u64, place: u64) {
     for z in used().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {

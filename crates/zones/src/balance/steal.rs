@@ -1,4 +1,4 @@
-//! Which workers may be stolen from, and an accept that does so.
+//! Selects the workers from which this worker may steal connections, and accepts from their queues.
 
 use super::peers::tell_closed;
 use super::{bit, patience_ns, queue, ticks, Waits};
@@ -10,20 +10,22 @@ use fsocket_abi::arena::zone_accept;
 use fsocket_abi::balance::{Balance, QUEUES, TRUST};
 use fsocket_sys::{self as sys, cpu, Result};
 
-/// Somebody to steal from.
+/// A worker that may be stolen from.
 pub(super) struct Victim {
     pub(super) fd: i32,
     pub(super) place: u32,
     pub(super) gone: bool,
-    /// In this process.
+    /// The worker is in this process.
     near: bool,
-    /// The kernel wakes us for it. (Not for a socket of the program's own, which it waits for
-    /// in its own way: we would be woken beside its worker each time. The monitor sends wake hints.)
+    /// The kernel wakes this worker for connections in the victim's socket. (False for sockets
+    /// that the program itself has made and waits for: there the kernel would wake this worker
+    /// for every connection, beside the socket's own worker. For those the monitor sends wake
+    /// hints instead.)
     pub(super) wakes: bool,
 }
 
 impl Zoned {
-    /// Whom a worker may steal from.
+    /// The workers from which this one may steal.
     pub(super) fn victims<'a>(&'a self, l: &'a Local) -> impl Iterator<Item = Victim> + 'a {
         let far = self.peers.iter().map(|s| Victim {
             fd: s.fd.load(Ordering::Relaxed),
@@ -55,7 +57,7 @@ impl Zoned {
         }
     }
 
-    /// Whether the own queue is empty, as far as the counts tell; None: there are none.
+    /// Is the own queue empty, as far as the counts tell? None: there are no counts.
     #[inline]
     pub(crate) fn is_counted_empty(&self, l: &Local) -> Option<bool> {
         let q = queue(self.balance_of(l)?, l.place.load(Ordering::Relaxed))?;
@@ -70,8 +72,9 @@ impl Zoned {
         }
     }
 
-    /// At the start of an `accept`: a turn for those whose worker has gone, after each local one,
-    /// because they have waited longer; or for a busy zone, after so many local ones.
+    /// Called at the start of an `accept`. Queues of workers that have exited get a turn after
+    /// each local connection, because their connections have waited longer. A busy zone gets a
+    /// turn after several local connections.
     #[inline]
     pub(crate) fn take_for_balance(&self, l: &Local, peer: Peer) -> Option<Result<i32>> {
         let b = self.balance_of(l)?;
@@ -89,7 +92,8 @@ impl Zoned {
         self.steal(b, l, peer, |v| busy & bit(v.place) != 0)
     }
 
-    /// Nothing local: busy zones first, then those whose worker does not look.
+    /// Called when the local queue is empty. Takes a connection from a busy zone, else from a
+    /// worker that does not look at its queue.
     pub(crate) fn take_from_peers(&self, peer: Peer) -> Option<Result<i32>> {
         let l = self.me()?;
         let b = self.balance_of(l)?;
@@ -114,7 +118,7 @@ impl Zoned {
         let r = self.steal(b, l, peer, |v| v.gone);
         match r {
             Some(_) => l.fair.store(0, Ordering::Relaxed),
-            // Nothing is left there, so that they can be closed.
+            // No connection is left there, so the sockets of exited workers can be closed.
             None => _ = self.look_at_peers(l),
         }
         r
@@ -122,9 +126,13 @@ impl Zoned {
 
     fn steal(&self, b: &Balance, l: &Local, peer: Peer, from: impl Fn(&Victim) -> bool) -> Option<Result<i32>> {
         let last = self.peers.last.load(Ordering::Relaxed);
-        // Round-robin by place, beginning behind the last one.
+        // The victims are tried round-robin by place, starting after the last victim.
         for behind in [true, false] {
             for v in self.victims(l).filter(|v| (v.place > last) == behind && from(v)) {
+                // `accept` on a socket of the program's own may block if its worker is faster.
+                if self.is_shared() && !crate::listener::is_nonblocking(v.fd) {
+                    continue;
+                }
                 match peer.accept(v.fd) {
                     Ok(n) => {
                         self.peers.last.store(v.place, Ordering::Relaxed);
@@ -147,8 +155,8 @@ impl Zoned {
         None
     }
 
-    /// Asks the kernel whether anything waits at the peers, and closes those that are
-    /// gone and empty: the kernel then moves their handshakes.
+    /// Asks the kernel whether connections wait in the peers' queues. Closes empty sockets of
+    /// exited workers; the kernel then moves the unfinished handshakes to another socket.
     pub(super) fn look_at_peers(&self, l: &Local) -> Waits {
         let Some(b) = self.balance_of(l) else { return Waits::Nothing };
         let blank = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
@@ -158,7 +166,7 @@ impl Zoned {
             p[n].fd = v.fd;
             n += 1;
         }
-        // SAFETY: n entries.
+        // SAFETY: the array has n entries.
         if n == 0 || unsafe { sys::ppoll(p.as_mut_ptr(), n, Some(0), core::ptr::null()) }.is_err() {
             return Waits::Nothing;
         }
@@ -176,21 +184,23 @@ impl Zoned {
             if v.gone || may && (busy & bit(v.place) != 0 || is_left_alone(b, l, &v)) {
                 return Waits::Now;
             }
-            // Also while this worker is busy itself: nobody would tell it again.
+            // The worker looks again later even if it is busy itself, because no event would
+            // remind it.
             waits = Waits::Later;
         }
         waits
     }
 }
 
-/// Has the victim's worker not looked for so long that its connections are better off
-/// with us? Nor may we have only just seen them: it may be waking up for them.
+/// Has the victim's worker not looked at its queue for so long that this worker serves the
+/// connections sooner? This worker must also have seen them for a while, because the victim's
+/// worker may just be waking up for them.
 fn is_left_alone(b: &Balance, l: &Local, v: &Victim) -> bool {
     let Some(q) = queue(b, v.place) else { return false };
     let overloaded = b.overloaded.load(Ordering::Relaxed) & bit(v.place) != 0;
     let ticks = ticks(patience_ns(b) * if overloaded { 1 } else { TRUST });
     let now = cpu::ticks();
-    // Clocks of two CPUs may differ a little: what lies ahead is now.
+    // Clocks of two CPUs may differ a little: a time in the future counts as now.
     let ago = |then: u64| now.saturating_sub(then);
     ago(q.looked.load(Ordering::Relaxed)) > ticks && ago(l.peers_since.load(Ordering::Relaxed)) > ticks
 }

@@ -1,17 +1,20 @@
-//! A worker that has enough to do is not among those that the kernel wakes for others.
+//! A busy worker takes its peers' listen sockets out of its epoll instance (it *unsubscribes*),
+//! so that the kernel does not wake it for other workers' connections.
 //!
-//! While nobody sleeps, the kernel goes through the whole list of a listen socket with each
-//! connection: it locks every worker's instance, and every worker then asks the socket, from
-//! another CPU, only to leave the connection to its worker. At full, even load that cost some per
-//! cent with two workers, and grows with their number.
+//! While no worker sleeps, the kernel walks the whole wait list of a listen socket for each
+//! connection, and locks every worker's epoll instance. Every worker then looks at the socket
+//! from another CPU, only to leave the connection to the socket's own worker. At full, even load
+//! this cost some per cent with two workers, and the cost grows with the number of workers.
 //!
-//! So a worker whose waits are short takes the peers' sockets out of its instance, as long as
-//! their workers look after them, and puts them in again when a sleep was in vain. What waits in
-//! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing). It
-//! would be woken for nearly every connection that another worker is about to take.
+//! So a worker whose waits are short removes the peers' sockets from its instance, as long as
+//! their own workers look after them. It adds them again after a sleep that ended without an
+//! event. The kernel then reports waiting connections at once, so none is missed (`fsocket_sync`
+//! has a model of stealing). Without this rule the kernel would wake the worker for nearly every
+//! connection that another worker is about to take.
 //!
-//! Its sleeps are cut to [`IDLE_NS`]. That is longer than a tick of the kernel, so that no
-//! timer of the CPU is set for it and taken back, which costs as much as being woken in vain.
+//! An unsubscribed worker sleeps at most [`IDLE_NS`]. This is longer than a tick of the kernel:
+//! for a shorter sleep the kernel would program the CPU's timer and cancel it again, which costs
+//! as much as a useless wake-up.
 
 use super::peers::put_peer;
 use super::steal::Victim;
@@ -24,28 +27,28 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
 
-/// So many more waits had something to report soon than not.
+/// A worker unsubscribes if its short waits outnumber the others by this.
 const ENOUGH: u32 = 64;
 const SLEPT: u32 = 1;
-/// A wait that took no longer was short, microseconds.
+/// A wait up to this long was short, in microseconds.
 const SOON_US: u64 = 500;
-/// Between two looks at the peers' workers, nanoseconds. Short beside the time for which a
-/// connection is left to its worker.
+/// Interval between two checks that the peers' workers still look at their queues, in
+/// nanoseconds. It is short compared with the patience.
 const LOOK_NS: u64 = 1_000_000;
-/// The longest sleep, nanoseconds: as long as a connection is left to its worker.
+/// The longest sleep in nanoseconds, which equals the patience.
 const IDLE_NS: u64 = 10_000_000;
 
-/// Instead of a thread: several; one that is just being noted.
+/// Values of `thread`: several threads wait, or a thread is just being stored.
 const MANY: u64 = u64::MAX;
 const ABOUT: u64 = u64::MAX - 1;
 
-/// Of an epoll instance in which local listen sockets are watched.
+/// The state of an epoll instance in which local listen sockets are watched.
 pub struct Unsubscribed {
-    /// Waits that had something soon, less those that had not.
+    /// Number of waits that ended soon and with events, less the number of other waits.
     soon: AtomicU32,
-    /// It is without the peers' sockets.
+    /// True while the peers' sockets are removed from the instance.
     out: fsocket_sync::unsubscribed::Unsubscribed,
-    /// The thread that waits in it.
+    /// The thread that waits in the instance.
     thread: AtomicU64,
     tid: AtomicI32,
     looked: AtomicU64,
@@ -69,20 +72,17 @@ impl Unsubscribed {
         self.thread.store(0, Ordering::Relaxed);
     }
 
-    /// Is the instance without the peers' sockets?
+    /// Are the peers' sockets removed from the instance?
     #[inline]
     pub fn is(&self) -> bool {
         self.out.is()
     }
 
-    /// While that is so, a sleep of `limit` nanoseconds is cut; [`Unsubscribed::attend`] follows if it was
-    /// in vain.
+    /// While [`Unsubscribed::is`] is true: the longest sleep, in nanoseconds. If that sleep ends
+    /// without an event, the caller calls [`Unsubscribed::attend`].
     #[inline]
-    pub fn cut(&self, limit: Option<u64>) -> Option<u64> {
-        match self.is() {
-            true => Some(limit.map_or(IDLE_NS, |l| l.min(IDLE_NS))),
-            false => limit,
-        }
+    pub fn sleep_limit(&self) -> Option<u64> {
+        self.is().then_some(IDLE_NS)
     }
 
     /// A wait in the instance `ep` that began at `since` (ticks) is over; `found`: with events.
@@ -102,7 +102,7 @@ impl Unsubscribed {
         }
     }
 
-    /// So many of them keep a worker unsubscribed, or make it so.
+    /// The surplus of short waits that makes a worker unsubscribe, or keeps it unsubscribed.
     fn least(&self) -> u32 {
         if self.is() {
             1
@@ -125,19 +125,20 @@ impl Unsubscribed {
         if who == 0 && self.thread.compare_exchange(0, ABOUT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let me = Who::me();
             self.tid.store(me.tid, Ordering::Relaxed);
-            // Release: `waiter` finds the number that belongs to it.
+            // Release: `waits` reads the thread's number after it has seen the thread.
             self.thread.store(me.thread, Ordering::Release);
             return watch::belongs(ep, me);
         }
         if who != MANY {
-            // One that sleeps in it would not be woken for others.
+            // The first thread may sleep in the instance, and would not be woken for other
+            // workers' connections.
             self.thread.store(MANY, Ordering::Relaxed);
             self.attend(ep);
         }
         watch::deputize(ep);
     }
 
-    /// Threads that have waited in the instance.
+    /// Returns which threads have waited in the instance.
     pub fn waits(&self) -> Waits {
         // Acquire: pairs with `other_thread`.
         match self.thread.load(Ordering::Acquire) {
@@ -147,7 +148,7 @@ impl Unsubscribed {
         }
     }
 
-    /// The monitor has spoken in it: perhaps of a queue that waits.
+    /// The monitor has sent a message, perhaps because connections wait in a queue.
     pub fn woken(&self, ep: i32) {
         self.attend(ep);
         if self.thread.load(Ordering::Relaxed) == MANY {
@@ -172,8 +173,9 @@ impl Unsubscribed {
         }
     }
 
-    /// Threads that sleep in `ep` are woken for others from now on: the calling thread is about to sleep there,
-    /// for long; or a second one has come, and the first may sleep.
+    /// Adds the peers' sockets again: from now on the kernel wakes threads that sleep in `ep` for
+    /// other workers' connections. The reason is that the calling thread is about to sleep long,
+    /// or that a second thread has come while the first may sleep.
     pub fn attend(&self, ep: i32) {
         self.soon.store(0, Ordering::Relaxed);
         self.out.resubscribe(|| turn_to_peers(ep));
@@ -189,20 +191,22 @@ fn turn_to_peers(ep: i32) {
 }
 
 impl Zoned {
-    /// The worker whose instance `ep` is, if it takes part: perhaps not the calling thread's.
+    /// The worker whose instance `ep` is, if it takes part in balancing. It may be another thread
+    /// than the caller.
     fn worker_in(&self, ep: i32) -> Option<&Local> {
         let w = self.watches.active().find(|w| w.ep() == ep)?;
         self.local_of(w.thread()).filter(|l| self.balance_of(l).is_some())
     }
 
-    /// What the calling worker watches of others in `ep`.
+    /// The calling worker, if it watches peers in `ep`.
     fn watched_peers(&self, ep: i32) -> Option<(&Local, &'static Balance)> {
         let l = self.me()?;
         let b = self.balance_of(l)?;
         self.watches.active().any(|w| w.ep() == ep).then_some((l, b))
     }
 
-    /// Have the workers of all these looked lately? None: there are none.
+    /// Have the workers of all peers' sockets looked at their queues lately? None: there are no
+    /// peers.
     fn looked_after(&self, ep: i32, now: u64) -> Option<bool> {
         let (l, b) = self.watched_peers(ep)?;
         let lately = super::ticks(usual_patience_ns(b) / 2);
@@ -218,7 +222,7 @@ impl Zoned {
         for v in self.victims(l).filter(|v| v.wakes) {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, v.fd, None);
         }
-        // What it has seen there it will see again.
+        // The worker will see these connections again if it subscribes again.
         l.peers_since.store(0, Ordering::Relaxed);
     }
 

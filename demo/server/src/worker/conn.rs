@@ -9,7 +9,7 @@ use crate::{http, sys};
 use std::io::Error;
 use std::os::fd::OwnedFd;
 
-/// What a client is watched for, until an answer does not fit into its buffer.
+/// The events of a client, until an answer does not fit into its buffer.
 pub const INPUT: libc::c_int = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET;
 const BOTH: libc::c_int = INPUT | libc::EPOLLOUT;
 
@@ -217,7 +217,7 @@ impl Conn {
                 self.state = State::Relay(Relay::default());
                 Next::Again
             }
-            // It closed while nobody asked anything of it: not its fault.
+            // The backend closed an idle connection, which is no error.
             Err(_) if self.used => {
                 self.drop_backend(context);
                 self.connect(context)

@@ -10,6 +10,7 @@ pub mod long;
 pub mod names;
 mod ready;
 mod settle;
+mod splice;
 mod touch;
 mod tree;
 
@@ -33,7 +34,7 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Makes the call that is in the slot: what it returned, and errno.
+/// Makes the call that is in the slot. Returns its result and errno.
 pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
     let Some(call) = Call::by_number(slot.call.load(Relaxed)) else { return (-1, libc::ENOSYS) };
     if call == Call::SendMmsg && !names::is_unix(slot.arg(0) as c_int) {
@@ -46,8 +47,8 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
         Call::CloneFiles => clone_files(shared, slot.arg(0) as usize),
         Call::Thread => start_thread(shared, slot.arg(0) as usize),
         Call::Exec => exec(shared, slot),
-        // SAFETY: arguments are numbers; buffers are the slot's, which is ours
-        // until the answer is given.
+        // SAFETY: the arguments are numbers, and the slot's buffers belong to this thread until it
+        // answers.
         _ => unsafe { dispatch(call, slot) },
     };
     let error = if ret < 0 { errno() } else { 0 };
@@ -63,13 +64,13 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
 }
 
 /// # Safety
-/// The slot is BUSY, and the caller its actor.
+/// The slot is BUSY, and the caller is its actor.
 // Long: one arm for each system call.
 unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
     let a = |i: usize| s.arg(i);
     let fd = |i: usize| s.arg(i) as c_int;
     let n = |i: usize| (s.arg(i).max(0) as usize).min(TRANSFER);
-    // SAFETY: see above; each call gets what its manual page asks for.
+    // SAFETY: this actor has exclusive use of the slot, which is BUSY; each call gets what its manual page asks for.
     unsafe {
         match call {
             Call::Socket => libc::socket(fd(0), libc::SOCK_STREAM | fd(1), 0).into(),
@@ -117,6 +118,8 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
                 libc::send(fd(0), (p as *const u8).add(n(1)) as *const c_void, n(2), 0) as i64
             }
             Call::SendFile => send_file(s, fd(0), fd(1), a(2), n(3)),
+            Call::SpliceTo => splice::to(s, fd(0), n(1), fd(2) as u32),
+            Call::SpliceFrom => splice::from(s, fd(0), n(1), fd(2) as u32),
             Call::Recv => take(s, n(1), |p| libc::recv(fd(0), p, n(1), fd(2))),
             Call::RecvFrom => take(s, n(1), |p| {
                 let mut name: sockaddr_storage = zeroed();
@@ -284,14 +287,14 @@ extern "C" {
     ) -> c_int;
 }
 
-/// The four ways to get a number that is not free.
+/// Gives `fd` a number that is in use, in one of four ways.
 unsafe fn dup_onto(fd: c_int, number: c_int, how: i64) -> i64 {
-    // SAFETY: plain calls.
+    // SAFETY: the calls take numbers only.
     unsafe {
         let r = match how {
             0 => libc::dup2(fd, number),
             1 => libc::dup3(fd, number, libc::O_CLOEXEC),
-            // (A bad one leaves the number alone.)
+            // A bad `fd` must not close `number`.
             _ if libc::fcntl(fd, libc::F_GETFD) < 0 => -1,
             2 => {
                 libc::close(number);
@@ -307,7 +310,8 @@ unsafe fn dup_onto(fd: c_int, number: c_int, how: i64) -> i64 {
 }
 
 unsafe fn close_std(number: c_int) -> i64 {
-    // SAFETY: plain calls.
+    // SAFETY: the calls take numbers and a constant path; `__errno_location` is valid in its
+    // thread.
     unsafe {
         let r = libc::close(number);
         let saved = errno();
@@ -326,7 +330,7 @@ fn timeval(ms: i64) -> libc::timeval {
 }
 
 unsafe fn set<T>(fd: c_int, name: c_int, v: &T) -> i64 {
-    // SAFETY: a value of that size.
+    // SAFETY: `p` points to a value of the given size.
     unsafe {
         let p = v as *const T as *const c_void;
         libc::setsockopt(fd, libc::SOL_SOCKET, name, p, size_of::<T>() as socklen_t).into()
@@ -334,7 +338,7 @@ unsafe fn set<T>(fd: c_int, name: c_int, v: &T) -> i64 {
 }
 
 unsafe fn get<T>(fd: c_int, level: c_int, name: c_int, v: &mut T) -> i64 {
-    // SAFETY: a value of that size.
+    // SAFETY: the call writes at most `len` bytes, the size of `v`.
     unsafe {
         let mut len = size_of::<T>() as socklen_t;
         libc::getsockopt(fd, level, name, v as *mut T as *mut c_void, &mut len).into()
@@ -343,7 +347,7 @@ unsafe fn get<T>(fd: c_int, level: c_int, name: c_int, v: &mut T) -> i64 {
 
 unsafe fn get_time(s: &Slot, fd: c_int, name: c_int) -> i64 {
     let mut t = libc::timeval { tv_sec: -7, tv_usec: -7 };
-    // SAFETY: a timeval of ours.
+    // SAFETY: the call writes one local timeval.
     let r = unsafe { get(fd, libc::SOL_SOCKET, name, &mut t) };
     s.put_aux(t.tv_sec);
     s.put_aux(t.tv_usec);
@@ -357,7 +361,7 @@ fn int_out(s: &Slot, call: impl FnOnce(*mut c_int) -> c_int) -> i64 {
     r.into()
 }
 
-/// Two descriptors: the second is a further result.
+/// Makes a call that returns two descriptors. The second one is a further result.
 fn two(s: &Slot, call: impl FnOnce(*mut c_int) -> c_int) -> i64 {
     let mut p = [-1; 2];
     if call(p.as_mut_ptr()) < 0 {

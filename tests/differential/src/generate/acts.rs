@@ -1,5 +1,5 @@
-//! Options that act. Each scene has a listener and a connection of its own, one option, and calls whose answers depend on
-//! what the option does (`getsockopt` says only that it was stored).
+//! Effects of options. Each scene has a listener, a connection, one option, and calls whose answers depend on the
+//! effect. (`getsockopt` shows only that the option was stored.)
 
 use super::{option, Gen};
 use crate::call::Call;
@@ -47,7 +47,8 @@ impl Gen {
         self.push(actor, 0, Call::SetOpt, &[v, option(name), value]);
     }
 
-    /// A listener of `server`'s and a socket of `client`'s, not yet connected. The listener's port has no name.
+    /// Makes a listener of actor `server` and an unconnected socket of actor `client`. If `port` is negative, the
+    /// listener is only bound, and does not listen yet.
     fn scene(&mut self, client: usize, server: usize, port: i64) -> Scene {
         let family = i64::from(libc::AF_INET);
         let first = self.vars(3);
@@ -69,23 +70,23 @@ impl Gen {
         self.set(s.server, "NODELAY", 1);
     }
 
-    /// Nothing is left of it.
+    /// Closes all descriptors of the scene.
     fn part(&mut self, s: Scene) {
         for (actor, v) in [s.server, s.client, s.listener] {
             self.push(actor, 0, Call::Close, &[v]);
         }
     }
 
-    /// A port of the program, which the scene's listener takes over.
+    /// Reserves a port of the program for the scene's listener.
     fn own_port(&mut self) -> Option<i64> {
-        // (No listener of the model's has it.)
+        // (No listener of the model uses it.)
         let port = self.m.ports.len();
         let free = port < crate::program::PORTS - 1;
         self.m.ports.extend(free.then_some(0));
         free.then_some(port as i64)
     }
 
-    /// Either side writes, and the other one reads.
+    /// Picks a side that writes and a side that reads.
     fn sides(&mut self, s: Scene) -> ((usize, i64), (usize, i64)) {
         if self.rng.chance(60) {
             (s.client, s.server)
@@ -94,14 +95,14 @@ impl Gen {
         }
     }
 
-    /// TCP_USER_TIMEOUT: a reader that reads nothing ends the writer's connection, or does not.
+    /// TCP_USER_TIMEOUT: if the reader reads nothing for that time, the writer's connection ends.
     fn user_timeout(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
         let ms = self.rng.pick(&[50, 200, 400, 400, 0, 60_000]);
         let before = self.rng.chance(50);
         if before {
-            // (The server's end has it from the listener.)
+            // (The server's end inherits the option from the listener.)
             self.set(s.client, "USER_TIMEOUT", ms);
             self.set(s.listener, "USER_TIMEOUT", ms);
         }
@@ -111,7 +112,7 @@ impl Gen {
             self.set(writer, "USER_TIMEOUT", ms);
         }
         if self.rng.chance(30) {
-            // The peer reads: the time begins again.
+            // The peer reads, so the time begins again.
             self.push(writer.0, 0, Call::Fill, &[writer.1]);
             self.push(reader.0, 0, Call::Drain, &[reader.1]);
         }
@@ -125,18 +126,18 @@ impl Gen {
         self.part(s);
     }
 
-    /// SO_RCVTIMEO and SO_SNDTIMEO: the call ends, and not before its time.
+    /// SO_RCVTIMEO and SO_SNDTIMEO: the call ends, but not before its time.
     fn time_outs(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
-        // (Bounded, so that what is full stays so.)
+        // (The buffers are bounded, so that full ones stay full.)
         self.set(s.listener, "RCVBUF", 32_768);
         self.set(s.listener, "SNDBUF", 30_000);
         self.set(s.client, "RCVBUF", 32_768);
         self.set(s.client, "SNDBUF", 30_000);
         let ms = self.rng.pick(&[10, 30, 80]);
         if self.rng.chance(25) {
-            // `accept` has one, too.
+            // `accept` has a time limit, too.
             self.push(b, 0, Call::SetFl, &[s.listener.1, 0]);
             self.push(b, 0, Call::SetRcvTimeo, &[s.listener.1, ms]);
             self.push(b, 0, Call::Clock, &[]);
@@ -176,7 +177,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// TCP_DEFER_ACCEPT: nobody is there before he says something, or ends.
+    /// TCP_DEFER_ACCEPT: a client appears only after it has sent something or has ended.
     fn deferred(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let seconds = self.rng.pick(&[5, 30, 0]);
@@ -203,7 +204,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// TCP_NOTSENT_LOWAT and SO_SNDBUF: how much is taken before there is no room, and who has room when.
+    /// TCP_NOTSENT_LOWAT and SO_SNDBUF: how many bytes fit before there is no room, and when there is room again.
     fn bounded(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, -1);
@@ -237,7 +238,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// SO_RCVLOWAT: who is told, and who wakes, below the mark, at it, and at the end of the stream.
+    /// SO_RCVLOWAT: which waits report the socket, and which wake: below the mark, at it, at the stream's end.
     fn low_water(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
@@ -279,7 +280,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// SO_LINGER: a reset, or a close that waits for a reader.
+    /// SO_LINGER: a close that resets, or one that waits for a reader.
     fn lingers(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
@@ -301,7 +302,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// TCP_INFO of a listener says how many wait.
+    /// TCP_INFO of a listener gives the number of waiting connections.
     fn queue_of(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
@@ -315,7 +316,7 @@ impl Gen {
         }
         self.push(b, 0, Call::Queue, &[s.listener.1]);
         if n > 0 && self.rng.chance(50) {
-            // (It waits on.)
+            // (A connection that its client has closed still waits.)
             self.push(a, 0, Call::Close, &[more as i64]);
         }
         for _ in 0..self.rng.below(4) {
@@ -329,7 +330,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// SO_ORIGINAL_DST: where the peer wanted to go.
+    /// SO_ORIGINAL_DST: the address to which the peer wanted to connect.
     fn destination(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
@@ -341,8 +342,8 @@ impl Gen {
         self.part(s);
     }
 
-    /// Options that change what a receive says: SO_PEEK_OFF, TCP_INQ. (The kernel stamps no packets until some time after
-    /// the first SO_TIMESTAMP of the machine.)
+    /// Options that change what a receive returns: SO_PEEK_OFF, TCP_INQ. (Not SO_TIMESTAMP: the kernel stamps no
+    /// packets until some time after the machine's first use of it.)
     fn messages_of(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
@@ -359,7 +360,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// SO_OOBINLINE: where the urgent byte is.
+    /// SO_OOBINLINE: the position of the urgent byte.
     fn inline(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let s = self.scene(a, b, port);
@@ -378,7 +379,7 @@ impl Gen {
         self.part(s);
     }
 
-    /// IPV6_V6ONLY: does a client of IPv4 come through?
+    /// IPV6_V6ONLY: can an IPv4 client connect?
     fn only_v6(&mut self, a: usize, b: usize) {
         let Some(port) = self.own_port() else { return };
         let first = self.vars(3);

@@ -1,7 +1,9 @@
-//! Held back and let go: TCP_CORK, MSG_MORE, and Nagle's algorithm switched on and off.
+//! Bytes that are held back and released: TCP_CORK, MSG_MORE, and Nagle's algorithm switched on and
+//! off.
 //!
-//! What the kernel holds back ours does not (ADR 55), so that nobody looks between the first send and the release. What
-//! is compared is what the receiver has then, and what the sender is told on the way.
+//! The library does not hold back the bytes that the kernel holds back (ADR 55), so no step looks
+//! between the first send and the release. The test compares what the receiver has after the
+//! release, and the sender's results on the way.
 
 use super::model::{Side, What};
 use super::{option, Gen};
@@ -9,14 +11,15 @@ use crate::call::Call;
 use crate::program::VARS;
 
 impl Gen {
-    /// Some sends that are held back, and what lets them go. In one piece: no step of others lies between. (Not by a
-    /// close: with something unread it is a reset, before which the kernel sends nothing that it holds back.)
+    /// Adds sends that are held back, and the step that releases the bytes. No steps of other
+    /// actors lie between. A close does not release: with unread bytes it is a reset, before which
+    /// the kernel sends nothing that it holds back.
     pub(super) fn corked(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return };
         let (v, to) = (fd.var as i64, 1 - side.side);
         let peer = What::End(Side { conn: side.conn, side: to });
         let conn = &self.m.conns[side.conn];
-        // (A peer that is gone answers with a reset, and that to the first segment.)
+        // (A peer that is gone answers the first segment with a reset.)
         let ended = conn.fin != [false; 2] || self.m.processes_with(peer) == 0;
         if ended || self.m.is_slept_on(peer) || conn.bytes[to] > 12_000 {
             return;
@@ -52,7 +55,7 @@ impl Gen {
             2 => self.push(actor, 0, Call::GetOpt, &[v, option("NODELAY")]),
             _ => {}
         }
-        // Anybody who holds it may let it go.
+        // Any holder of the socket may release the bytes.
         let holders = self.m.holders_of(fd.what);
         let (other, var) = if cork { self.rng.pick_opt(&holders).unwrap_or((actor, fd.var)) } else { (actor, fd.var) };
         let var = var as i64;
@@ -61,7 +64,7 @@ impl Gen {
                 self.push(other, 0, Call::Shutdown, &[var, 1]);
                 self.m.conns[side.conn].fin[side.side] = true;
             }
-            // The kernel holds nothing back for longer than some 200 ms.
+            // The kernel holds bytes back for at most some 200 ms.
             2 => {
                 self.push(other, 0, Call::Sleep, &[400]);
                 if cork {

@@ -1,8 +1,9 @@
-//! Clients that come and go while a server is busy, before listeners that are watched by edges: "as many as before" does
-//! not mean that nothing is new.
+//! Clients that come and go while a server is busy, at listeners that are watched edge-triggered.
+//! If as many connections wait as before, some of them may still be new.
 //!
-//! Process 0 is the server, and nobody else holds its listeners. All others are clients. Between them there is no order:
-//! `accept_all` takes what waits of several, and `accept` where all is one client's.
+//! Process 0 is the server, and no other process holds its listeners. All others are clients,
+//! without an order between them. So `accept_all` takes the waiting connections of several clients,
+//! and `accept` is used if all belong to one client.
 
 use super::model::{Fd, What};
 use super::{option, Gen};
@@ -15,7 +16,7 @@ const ONESHOT: i64 = libc::EPOLLONESHOT as i64;
 const SERVER: usize = 0;
 
 impl Gen {
-    /// A listener or two, and an instance or two that watch them.
+    /// Makes one or two listeners, and one or two epoll instances that watch these.
     pub(super) fn edges_opening(&mut self) {
         for _ in 0..self.rng.pick(&[1, 1, 2]) {
             self.edge_listener();
@@ -34,7 +35,7 @@ impl Gen {
         let family = if addr < 2 { libc::AF_INET } else { libc::AF_INET6 };
         let flags = i64::from(libc::SOCK_NONBLOCK);
         let v = self.new_fd(SERVER, Call::Socket, &[family.into(), flags], What::Fresh { family });
-        // (Ports of connections that were here rest for a minute.)
+        // (The ports of earlier connections cannot be used for a minute.)
         self.push(SERVER, 0, Call::SetOpt, &[v as i64, option("REUSEADDR"), 1]);
         self.push(SERVER, 0, Call::Bind, &[v as i64, addr, -1]);
         self.push(SERVER, 0, Call::Listen, &[v as i64, 64, port as i64]);
@@ -54,8 +55,7 @@ impl Gen {
             self.push(SERVER, 0, Call::EpollAdd, &[ep as i64, fd.var as i64, how]);
             self.m.watched.insert((ep, fd.var));
         }
-        // (Of an instance with one item: README.md, known gaps.)
-        if self.rng.chance(30) && self.m.watched.iter().filter(|w| w.0 == ep).count() == 1 {
+        if self.rng.chance(30) {
             let what = What::Epoll(self.m.number());
             let outer = self.new_fd(SERVER, Call::EpollCreate, &[0], what);
             let how = self.rng.pick(&[IN | ET, IN | ET, IN]);
@@ -64,14 +64,12 @@ impl Gen {
         }
     }
 
-    /// Events for a listener. (One-shot ones of a listener whose connections come over both paths: README.md, known gaps.)
+    /// Random events for a listener.
     fn listening(&mut self) -> i64 {
-        let how = self.rng.pick(&[IN | ET, IN | ET, IN | ET, IN | ET | ONESHOT, IN | ONESHOT, IN]);
-        self.mixable &= how & ONESHOT == 0;
-        how
+        self.rng.pick(&[IN | ET, IN | ET, IN | ET, IN | ET | ONESHOT, IN | ONESHOT, IN])
     }
 
-    /// One more thing happens.
+    /// Adds one random step.
     pub(super) fn edges(&mut self, _: usize) {
         match self.rng.below(100) {
             0..=3 => self.turn_over(),
@@ -88,7 +86,7 @@ impl Gen {
         }
     }
 
-    /// At the end the server says what it has been told of, takes it, and looks once more.
+    /// At the end the server collects its events, accepts all connections, and does both once more.
     pub(super) fn edges_end(&mut self) {
         for _ in 0..2 {
             let fds = self.m.fds_of(SERVER);
@@ -120,7 +118,7 @@ impl Gen {
             .collect()
     }
 
-    /// A client connects, once or twice, and perhaps says something. Often it is a new process.
+    /// A client connects, once or twice, and may send something. Often the client is a new process.
     fn somebody_comes(&mut self) {
         let (clients, ports) = (self.clients(), self.ports_of_server());
         let (Some(mut client), Some((_, port))) = (self.rng.pick_opt(&clients), self.rng.pick_opt(&ports)) else {
@@ -146,7 +144,7 @@ impl Gen {
                 return;
             }
             if nonblock {
-                // It is not promised that it has come before it is writable.
+                // The connection may be writable before it has reached the listener.
                 self.push(client, 0, Call::Poll, &[100, v as i64, libc::POLLOUT.into()]);
             }
             self.push(client, 0, Call::SetOpt, &[v as i64, option("NODELAY"), 1]);
@@ -162,7 +160,8 @@ impl Gen {
         }
     }
 
-    /// One client comes, is told of and taken, and ends; as many come again. Then the server looks.
+    /// A client connects, is reported and accepted, and ends; then as many connect again. Then the
+    /// server looks.
     fn turn_over(&mut self) {
         let before = self.m.actors.len();
         self.somebody_comes();
@@ -179,7 +178,7 @@ impl Gen {
         self.server_looks();
     }
 
-    /// A client ends, is killed, becomes another program, or closes what it has.
+    /// A client exits, is killed, executes another program, or closes what it has.
     fn somebody_goes(&mut self) {
         let clients = self.clients();
         let Some(client) = self.rng.pick_opt(&clients) else { return };
@@ -221,7 +220,7 @@ impl Gen {
         self.rng.pick_opt(&all).filter(|f| !self.m.is_slept_on(f.what))
     }
 
-    /// The same, of those that stay as they are.
+    /// An epoll instance that no other instance watches, and on which no actor sleeps.
     fn open_instance(&mut self) -> Option<Fd> {
         let inner = |ep: usize| self.m.watched.iter().any(|w| w.1 == ep);
         let all: Vec<Fd> = self.m.fds_of(SERVER).into_iter().filter(|f| matches!(f.what, What::Epoll(_))).collect();
@@ -262,7 +261,8 @@ impl Gen {
         }
     }
 
-    /// EPOLL_CTL_MOD, or once more from the beginning. Everything that is ready is reported again then.
+    /// Arms a listener again, by EPOLL_CTL_MOD or by removing and adding it. All that is ready is
+    /// reported again then.
     fn arm_again(&mut self) {
         let Some(ep) = self.open_instance() else { return };
         let mut watched: Vec<usize> = self.m.watched.iter().filter(|w| w.0 == ep.var).map(|w| w.1).collect();
@@ -277,7 +277,8 @@ impl Gen {
         self.push(SERVER, 0, Call::EpollMod, &args);
     }
 
-    /// The listener is closed with what waits, and another one comes, which may get its place and its number.
+    /// Closes a listener with its waiting connections, and makes another one, which may get its
+    /// place and its number.
     fn listener_goes(&mut self) {
         let ports = self.ports_of_server();
         let Some((v, port)) = self.rng.pick_opt(&ports) else { return };
@@ -295,7 +296,7 @@ impl Gen {
         }
     }
 
-    /// One of the server's threads sleeps until somebody comes.
+    /// One of the server's threads sleeps until a client comes.
     fn another_thread(&mut self) {
         let servers = self.servers();
         let new = self.m.actors.len();
@@ -319,7 +320,7 @@ impl Gen {
         let awake = self.m.awake();
         let Some(actor) = self.rng.pick_opt(&awake) else { return };
         let Some((fd, side)) = self.end_of(actor) else { return };
-        // (What waits in the queue is read by `accept_all`.)
+        // (`accept_all` reads the bytes of connections in the queue.)
         match self.rng.below(4) {
             0 => self.receive_from(actor, fd),
             1 => self.end_some(actor),

@@ -5,9 +5,10 @@ use super::Gen;
 use crate::call::Call;
 use crate::program::VARS;
 
-/// Bytes in flight in one direction at most: both kernel and ring hold more.
+/// Upper limit of the bytes in flight in one direction. The kernel and the ring both hold more.
 const IN_FLIGHT: usize = 24_000;
-/// The kernel counts the memory behind each message in a Unix socket, and reports room while a quarter is taken.
+/// The same for Unix sockets: the kernel counts the memory behind each message, and reports room
+/// while a quarter is taken.
 const UNIX_IN_FLIGHT: usize = 6_000;
 const UNIX_MESSAGE: usize = 1_500;
 
@@ -24,7 +25,7 @@ impl Gen {
         }
     }
 
-    /// Send something; mostly with somebody who can read it.
+    /// Sends something, mostly if a process can read it.
     pub(super) fn transfer(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return self.connection() };
         if !self.send_over(actor, fd, side) {
@@ -57,7 +58,7 @@ impl Gen {
         let k = self.rng.pick(&[1, 2, 3, 5]);
         if self.switches.has("oob") && self.rng.chance(8) {
             flags |= i64::from(libc::MSG_OOB);
-            // One urgent byte right behind another: docs/limits.md.
+            // Not one urgent byte right behind another: docs/limits.md.
             if n == 1 && (k > 1 || std::mem::replace(&mut self.m.conns[side.conn].urgent[to], true)) {
                 n = 2;
             }
@@ -65,7 +66,7 @@ impl Gen {
         let peer = What::End(Side { conn: side.conn, side: to });
         let k = if n > 2000 && self.m.is_slept_on(peer) { 1 } else { k };
         let len = n as i64;
-        match self.rng.below(12) {
+        match self.rng.below(13) {
             0..=3 => self.push(actor, 0, Call::Send, &[v, len, flags]),
             4 => self.push(actor, 0, Call::SendTo, &[v, len, flags]),
             5 | 6 => self.push(actor, 0, Call::Write, &[v, len]),
@@ -80,11 +81,15 @@ impl Gen {
                 let offset = self.rng.pick(&[-1, 0, 20]);
                 self.push(actor, 0, Call::SendFile, &[v, f as i64, offset, len]);
             }
-            // Who sleeps may see the first part alone: after 200 ms it goes in any
-            // case, and we do not wait.
+            // A sleeping receiver may see the first part alone. That part leaves after 200 ms in
+            // any case, and the test does not wait for it.
             11 if n > 0 && !self.m.is_slept_on(What::End(Side { conn: side.conn, side: to })) => {
                 self.push(actor, 0, Call::SendMore, &[v, len, 10]);
                 n += 10;
+            }
+            12 if n <= 2000 || !self.m.is_slept_on(peer) => {
+                let flags = self.rng.pick(&[0, i64::from(libc::SPLICE_F_NONBLOCK)]);
+                self.push(actor, 0, Call::SpliceTo, &[v, len, flags]);
             }
             _ => self.push(actor, 0, Call::PwriteV2, &[v, len, k]),
         }
@@ -101,8 +106,7 @@ impl Gen {
         }
     }
 
-    /// Read: blocking only if something should be there, or if it is fine to
-    /// sleep.
+    /// Receives. The call blocks only if something should be there, or if the actor may sleep.
     pub(super) fn receive_from(&mut self, actor: usize, fd: Fd) {
         let What::End(side) = fd.what else { return };
         let conn = &self.m.conns[side.conn];
@@ -112,8 +116,8 @@ impl Gen {
             n = have;
         }
         if n == 0 && (self.moves() || have == 0 && !self.m.is_nonblock(fd.var)) {
-            // Blocking for no bytes ends with any wake-up, which the kernel has
-            // reasons of its own for, and a path switch is one.
+            // A blocking receive of no bytes ends with any wake-up. The kernel wakes for reasons of
+            // its own, and a path switch is a wake-up, too.
             n = 10;
         }
         let mut flags = 0;
@@ -132,7 +136,7 @@ impl Gen {
             let others = self.m.awake().len() > 1;
             if others && self.rng.chance(30) && self.m.may_sleep_on(&[fd.what], true) {
                 if flags & i64::from(libc::MSG_PEEK) != 0 {
-                    // A peek for more than is there, while somebody else receives: README.md.
+                    // Not a peek for more than is there while another thread receives: README.md.
                     flags &= !i64::from(libc::MSG_WAITALL);
                 }
                 self.m.sleep(actor, vec![fd.what], true);
@@ -144,7 +148,7 @@ impl Gen {
         }
         let (v, len) = (fd.var as i64, n as i64);
         let k = self.rng.pick(&[1, 2, 3, 5]);
-        match self.rng.below(9) {
+        match self.rng.below(10) {
             0..=2 => self.push(actor, 0, Call::Recv, &[v, len, flags]),
             3 => self.push(actor, 0, Call::RecvFrom, &[v, len, flags]),
             4 => self.push(actor, 0, Call::RecvMsg, &[v, len, k, flags]),
@@ -157,6 +161,10 @@ impl Gen {
             _ if flags & i64::from(libc::MSG_DONTWAIT) != 0 => self.push(actor, 0, Call::Recv, &[v, len, flags]),
             6 => self.push(actor, 0, Call::ReadV, &[v, len, k]),
             7 => self.push(actor, 0, Call::PreadV2, &[v, len, k]),
+            8 => {
+                let flags = self.rng.pick(&[0, i64::from(libc::SPLICE_F_NONBLOCK)]);
+                self.push(actor, 0, Call::SpliceFrom, &[v, len, flags]);
+            }
             _ => self.push(actor, 0, Call::Read, &[v, len]),
         }
         if flags & i64::from(libc::MSG_PEEK) == 0 {
@@ -178,7 +186,7 @@ impl Gen {
         let peer = What::End(Side { conn: side.conn, side: 1 - side.side });
         let kind = self.rng.below(10);
         if kind > 3 {
-            // Its number may be another descriptor's when that looks again.
+            // If a sleeper looks again, the number may belong to another descriptor.
             if self.m.is_slept_on(fd.what) {
                 return;
             }
@@ -216,11 +224,11 @@ impl Gen {
         }
     }
 
-    /// Before `fd` is closed: what another process holds stays in the kernel's
-    /// epoll instances until that closes it, too. Ours forget it at once, and
-    /// programs delete what they close.
+    /// Called before `fd` is closed. If another process holds the file, it stays in the kernel's
+    /// epoll instances until that process closes it, too. The library's instances forget it at
+    /// once. Programs delete an entry before the close, so this deletes `fd`.
     pub(super) fn unwatch(&mut self, actor: usize, fd: Fd) {
-        // An instance is in every child, though none is believed to use it.
+        // Every child has inherited an epoll instance, though the model assumes that none uses it.
         let everywhere = matches!(fd.what, What::Epoll(_)) && self.m.processes_alive() > 1;
         if self.m.processes_with(fd.what) < 2 && !everywhere {
             if self.m.fds_of(actor).iter().filter(|f| f.what == fd.what).count() < 2 {
@@ -238,7 +246,8 @@ impl Gen {
         }
     }
 
-    /// Pipes, eventfds, timers, Unix sockets: what sits beside sockets in sets.
+    /// Adds pipes, eventfds, timers and Unix sockets, which programs wait for together with
+    /// sockets.
     pub(super) fn kernel_things(&mut self, actor: usize) {
         let fds = self.m.fds_of(actor);
         let have: Vec<Fd> = fds
@@ -285,7 +294,7 @@ impl Gen {
                 self.m.wake_all_on(What::PipeRead(p));
             }
             What::Event(_) if self.rng.chance(50) => {
-                // An eventfd takes any 8 bytes but all ones as a count.
+                // An eventfd accepts any 8 bytes except all ones as a count.
                 self.push(actor, 0, Call::Write, &[v, 8]);
                 *self.m.kernel_bytes.entry(fd.what).or_default() += 1;
                 self.m.wake_all_on(fd.what);

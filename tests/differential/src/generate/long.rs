@@ -1,11 +1,11 @@
-//! Lengths at every power of two and beside it, and below zero. A send is of a few bytes or of more than there can be,
-//! since how much fits is not promised.
+//! Lengths at and beside every power of two, and negative ones. A send has a few bytes, or more
+//! than memory can hold, since it is not promised how many fit.
 
 use super::Gen;
 use crate::actor::LONG;
 use crate::call::Call;
 
-/// Bits of the addresses that programs have.
+/// Bits of a program's addresses.
 const BITS: usize = 47;
 
 impl Gen {
@@ -19,7 +19,8 @@ impl Gen {
         if self.m.is_slept_on(fd.what) || receives && !dontwait && !ready && !self.m.is_nonblock(fd.var) {
             return;
         }
-        // Checked before it is cut; or refused as negative only.
+        // The exponent from which a call refuses its length. Some calls check the range before they
+        // cut the length; others refuse only negative lengths.
         let refused = match name {
             "write" | "writev_2" => BITS,
             "writev" | "sendmsg" | "pwritev2" => 63,
@@ -32,14 +33,15 @@ impl Gen {
         };
         let mut add = self.rng.pick(&[-1i64, 0, 1]);
         if power == 63 && self.rng.chance(50) {
-            add = i64::MAX - self.rng.below(5) as i64; // below zero: -1, -2, ...
+            add = i64::MAX - self.rng.below(5) as i64; // negative: -1, -2, ...
         } else if power == refused {
             add = add.max(0);
         }
         self.push(actor, 0, Call::Long, &[fd.var as i64, call as i64, power as i64, add]);
         let bytes = &mut self.m.conns[side.conn].bytes;
         match receives {
-            // (How much it has received is not known. A side that is believed to sleep may not.)
+            // (It is not known how much was received. A side that the model believes to sleep may
+            // be awake.)
             true if name != "peek" => bytes[side.side] = 0,
             false if power < 12 => bytes[1 - side.side] += 1 << power,
             _ => {}

@@ -1,4 +1,4 @@
-//! What the generator believes about a program's processes and descriptors.
+//! The generator's view of a program's processes and descriptors.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -45,9 +45,9 @@ pub struct Fd {
 pub struct Actor {
     pub process: usize,
     pub alive: bool,
-    /// What it waits for; not empty: it sleeps.
+    /// The objects for which the actor waits. It sleeps if this is not empty.
     pub sleeps_on: Vec<What>,
-    /// The wait takes what comes, so that nobody else may wait for it.
+    /// The wait consumes what arrives, so no other actor may wait for it.
     pub consumes: bool,
 }
 
@@ -55,13 +55,13 @@ pub struct Actor {
 pub struct Conn {
     /// Bytes that side 0 and side 1 may read.
     pub bytes: [usize; 2],
-    /// That side has sent its FIN.
+    /// The side that has sent its FIN.
     pub fin: [bool; 2],
-    /// Something urgent was sent to that side.
+    /// The side to which urgent data was sent.
     pub urgent: [bool; 2],
-    /// Of Unix sockets.
+    /// The connection is between Unix sockets.
     pub unix: bool,
-    /// The client has taken the connection to the kernel.
+    /// The client has moved the connection to kernel TCP.
     pub moved: bool,
 }
 
@@ -74,13 +74,13 @@ pub struct Model {
     pub conns: Vec<Conn>,
     /// Connections that wait at a port, with the client's process.
     queues: HashMap<usize, VecDeque<(usize, usize)>>,
-    /// Several processes accept there.
+    /// Ports at which several processes accept.
     shared_ports: HashSet<usize>,
-    /// Processes that have inherited an epoll instance, though none is believed to use it.
+    /// Processes that have inherited an epoll instance, though the model assumes that none uses it.
     inherited_epoll: HashSet<usize>,
     nonblock: HashSet<usize>,
     pub kernel_bytes: HashMap<What, usize>,
-    /// What an epoll instance watches: instance, variable.
+    /// Entries of epoll instances: instance, variable.
     pub watched: HashSet<(usize, usize)>,
     next: usize,
 }
@@ -106,7 +106,7 @@ impl Model {
         let process = self.process(client);
         self.queues.entry(port).or_default().push_back((conn, process));
     }
-    /// The program that replaces another one is a client of its own.
+    /// Executes another program, which counts as a different client.
     pub fn exec(&mut self, actor: usize) {
         let process = self.process(actor);
         for (_, p) in self.queues.values_mut().flatten().filter(|(_, p)| *p == process) {
@@ -116,17 +116,18 @@ impl Model {
     pub fn has_epoll(&self, actor: usize) -> bool {
         self.fds_of(actor).iter().any(|f| matches!(f.what, What::Epoll(_)))
     }
-    /// The next program accepts from the kernel's queue alone, and something waits at a listener that it gets.
+    /// Would the next program miss a connection? It accepts only from the kernel's queue, and a
+    /// connection waits at a listener that it inherits.
     pub fn exec_would_miss(&self, actor: usize) -> bool {
         let waits = |f: &Fd| matches!(f.what, What::Listener { port } if self.queued(port) > 0);
         self.inherited_epoll.contains(&self.process(actor)) && self.fds_of(actor).iter().any(waits)
     }
-    /// Does an instance watch what was closed, and has another number?
+    /// Does an epoll instance watch a closed variable, whose file has another number?
     pub fn watches_closed(&self, actor: usize) -> bool {
         let held = |var: usize| self.fds_of(actor).iter().any(|f| f.var == var);
         self.watched.iter().any(|(ep, var)| held(*ep) && !held(*var))
     }
-    /// Has a client taken one to the kernel that waits at a port?
+    /// Has a client moved a connection to kernel TCP that waits at the port?
     pub fn queued_has_moved(&self, port: usize) -> bool {
         self.queues.get(&port).is_some_and(|q| q.iter().any(|(conn, _)| self.conns[*conn].moved))
     }
@@ -136,15 +137,16 @@ impl Model {
     pub fn dequeue(&mut self, port: usize) -> Option<usize> {
         self.queues.get_mut(&port)?.pop_front().map(|(conn, _)| conn)
     }
-    /// Is it clear in what order connections are accepted if `client` makes one
-    /// more? Between client processes, and between accepting ones, there is none.
+    /// Is the order in which connections are accepted defined if `client` makes one more? There is
+    /// no order between client processes, or between accepting processes.
     pub fn in_order(&self, port: usize, client: usize) -> bool {
         let process = self.process(client);
         let same = self.queues.get(&port).is_none_or(|q| q.iter().all(|(_, p)| *p == process));
         self.queued(port) == 0 || (same && !self.shared_ports.contains(&port))
     }
 
-    /// Is what waits at a port one client's? (What a program has opened before its `exec` is another's.)
+    /// Do all connections that wait at a port come from one client? (Connections from before an
+    /// `exec` belong to another client.)
     pub fn one_client(&self, port: usize) -> bool {
         let Some(q) = self.queues.get(&port) else { return true };
         let clients: HashSet<usize> = q.iter().map(|(_, p)| *p).collect();
@@ -226,7 +228,7 @@ impl Model {
     pub fn is_slept_on(&self, what: What) -> bool {
         self.asleep().iter().any(|a| self.actors[*a].sleeps_on.contains(&what))
     }
-    /// May an actor begin to wait for these?
+    /// May an actor begin to wait for these objects?
     pub fn may_sleep_on(&self, what: &[What], consumes: bool) -> bool {
         self.asleep().iter().all(|a| {
             let other = &self.actors[*a];
@@ -267,7 +269,8 @@ impl Model {
         let process = self.process(actor);
         self.actors.push(Actor { process, alive: true, sleeps_on: Vec::new(), consumes: false });
     }
-    /// A thread goes on with a copy of the descriptors. (Its process stays one, which the model forgets.)
+    /// Gives a thread a copy of the descriptors. (Its process stays one process, which the model
+    /// forgets.)
     pub fn unshare(&mut self, actor: usize) {
         self.fds.push(self.fds_of(actor));
         self.actors[actor].process = self.fds.len() - 1;

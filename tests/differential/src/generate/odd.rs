@@ -1,5 +1,5 @@
-//! Arguments that nobody gives on purpose: pointers that lead nowhere, counts and lengths that are odd, options by
-//! number at any length, time-outs below zero; and the forms of calls that go past libc's functions.
+//! Odd arguments: bad pointers, odd counts and lengths, options by number with any length, negative timeouts. Also
+//! calls that bypass libc's functions.
 
 use super::model::{Fd, What};
 use super::Gen;
@@ -7,8 +7,8 @@ use crate::actor::{form, ANY, INNER};
 use crate::call::Call;
 use crate::symbols::NOWHERE;
 
-/// Options that are set to good values elsewhere, or (docs/limits.md) nowhere: what they do takes time, or depends
-/// on the kernel's.
+/// Options that are set to good values elsewhere, or (docs/limits.md) nowhere, because their effect takes time or
+/// depends on the kernel.
 const NOT_SET: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
@@ -44,7 +44,8 @@ impl Gen {
                 let Some(fd) = self.socket_of(actor) else { return };
                 let call = self.rng.pick(&[Call::SetRcvTimeo, Call::SetSndTimeo]);
                 let ms = self.rng.pick(&[-1, -1000, -2500, 10_000_000_000_000, 0]);
-                // (The kernel says the same of none and of one below zero, so that a forked process cannot know.)
+                // `getsockopt` shows a negative time limit as no limit. A forked process only has what `getsockopt`
+                // shows, so listeners get no negative limit.
                 let ms = if matches!(fd.what, What::Listener { .. }) { ms.max(0) } else { ms };
                 self.push(actor, 0, call, &[fd.var as i64, ms]);
                 if ms < 0 && call == Call::SetRcvTimeo {
@@ -75,12 +76,12 @@ impl Gen {
         let may_block =
             name.starts_with("accept") || name.starts_with("read") || name.starts_with("pread") || name == "sendfile";
         if (may_block && !ready && !self.m.is_nonblock(fd.var))
-            || (name == "sendfile" && matches!(other.what, What::PipeWrite(_))) // EBADF, and ESPIPE here
+            || (name == "sendfile" && matches!(other.what, What::PipeWrite(_))) // kernel: EBADF; here: ESPIPE
             || (name == "bind" && fd.what.side().is_some())
             || (name == "connect" && self.m.is_nonblock(fd.var)) // docs/limits.md
             || (name == "epoll_ctl" && matches!(other.what, What::Epoll(_)))
             || self.m.is_slept_on(fd.what)
-            // What was sent from a file (`sendfile`) changes with it.
+            // Bytes sent from a file (`sendfile`) change with the file.
             || (fd.what == What::File && name.contains("write"))
         {
             return;
@@ -100,24 +101,24 @@ impl Gen {
             Some(_) => INNER + 4,
         };
         if name.starts_with("accept") && ready && bad != 0 {
-            return; // the connection ends, of which this model knows nothing
+            return; // the connection ends, and the model does not know it
         }
         let receives = name.contains("recv") || name.contains("read");
         let letter = letters.as_bytes().get(bad.wrapping_sub(1));
         let how = 1 + self.rng.below(NOWHERE.len() - 1) as i64;
         let (bad, how) = match letter {
-            // How much, below or at what is there.
+            // The number of bytes: only values that are not larger than the object.
             Some(b'n') => (bad, self.rng.pick(&[1, 2, 4])),
-            // (Which event comes first is not compared, so that there is room for all.)
+            // (The order of events is not compared, so there must be room for all.)
             Some(b'E') if how == ONE => (bad, 0),
-            // (How much lies before is received in pieces: docs/limits.md.)
+            // (If the second vector is bad, the bytes before it are received in pieces: docs/limits.md.)
             None if bad == INNER + 1 && receives => (INNER, if how == EDGE { how + 1 } else { how }),
             _ if how == EDGE && receives => (bad, how + 1),
             Some(b'f' | b'g' | b'F' | b'T' | b'N' | b'A') => (0, 0),
             _ if bad == 0 => (0, 0),
             _ => (bad, how),
         };
-        // No time is for ever. One that libc itself reads, or writes, ends the program; so does its mask.
+        // A null timeout waits for ever. If libc itself reads or writes a bad time or mask, the program ends.
         let waits = name.contains("poll") || name.contains("select");
         if waits && matches!(letter, Some(b't' | b'v')) && (how == 1 || (!raw && !name.starts_with("epoll"))) {
             return;
@@ -128,7 +129,7 @@ impl Gen {
         self.push(actor, 0, Call::Any, &args);
         let sends = bad == 0 && (name.starts_with("send") || name.contains("write"));
         match fd.what {
-            // (How much it has received is not known. A side that is believed to sleep may not.)
+            // (It is not known how much was received. A side that the model believes to sleep may be awake.)
             What::End(side) if receives => self.m.conns[side.conn].bytes[side.side] = 0,
             What::End(side) if sends => self.m.conns[side.conn].bytes[1 - side.side] += n as usize,
             _ => {}
@@ -149,13 +150,13 @@ impl Gen {
         let name = self.rng.below(85) as i32;
         let len = self.rng.pick(&[-1, 0, 1, 2, 3, 4, 4, 5, 8, 16, 17, 300]);
         let v = fd.var as i64;
-        // (Some of IPv6's take a length below zero for a large one.)
-        // After a reset the kernel may know the route's size still.
+        // (Some options of IPv6 take a negative length for a large one.) After a reset the kernel may still know the
+        // MTU of the route.
         let route = level == libc::IPPROTO_IP && name == libc::IP_MTU;
         if self.rng.chance(50) && (len >= 0 || level != libc::IPPROTO_IPV6) && !route {
             return self.push(actor, 0, Call::GetAny, &[v, level.into(), name.into(), len]);
         }
-        // (And the headers of IPv6, which are in each packet, where there are packets.)
+        // (Nor the header options of IPv6: headers are in packets, and shared memory has no packets.)
         let headers = level == libc::IPPROTO_IPV6 && (54..=59).contains(&name);
         if headers || len >= 4 && NOT_SET.contains(&(level, name)) {
             return;

@@ -1,4 +1,4 @@
-//! Descriptors that get further numbers, and those that go to another process.
+//! Descriptors that are duplicated, or passed to another process.
 
 use super::model::{Fd, What};
 use super::Gen;
@@ -20,7 +20,7 @@ impl Gen {
                 if self.m.is_slept_on(over.what) {
                     return;
                 }
-                // (Onto itself nothing is closed.)
+                // (Duplicating a descriptor onto itself closes nothing.)
                 if over.var != fd.var {
                     self.unwatch(actor, over);
                 }
@@ -50,7 +50,7 @@ impl Gen {
             return;
         };
         let tcp = matches!(fd.what, What::End(_) | What::Listener { .. } | What::Fresh { .. });
-        let epoll = matches!(fd.what, What::Epoll(_)); // ours only where it was made
+        let epoll = matches!(fd.what, What::Epoll(_)); // known to the library only where it was made
         if epoll || (tcp && !self.switches.has("scm")) || self.next_var + 1 > VARS {
             return;
         }

@@ -1,4 +1,5 @@
-//! Sockets that are changed and closed. The next one is as new, whatever the library keeps for it.
+//! Sockets that are changed and closed. The next socket must be as new, whatever the library keeps
+//! for reuse.
 
 use super::model::What;
 use super::Gen;
@@ -7,7 +8,8 @@ use crate::program::VARS;
 use crate::symbols::TOUCH;
 
 impl Gen {
-    /// A socket is changed, closed, and another one is looked at; or one with a path goes into a map.
+    /// Changes and closes a socket, and reports the attributes of the next one; or puts an end of a
+    /// connection into a map.
     pub(super) fn recycled(&mut self, actor: usize) {
         if self.next_var + 4 > VARS {
             return;
@@ -29,10 +31,10 @@ impl Gen {
         self.push(actor, 0, Call::Close, &[second as i64]);
     }
 
-    /// An end on which nobody sleeps.
+    /// Puts an end on which no actor sleeps into a map of sockets.
     fn put_into_map(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return };
-        // What the kernel says of a connection that ends depends on when it is asked.
+        // The kernel's answer about an ending connection depends on the moment.
         let live = self.m.conns[side.conn].fin == [false; 2];
         if live && !self.m.is_slept_on(What::End(side)) {
             self.push(actor, 0, Call::SockMap, &[fd.var as i64]);

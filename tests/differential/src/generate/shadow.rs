@@ -1,30 +1,34 @@
-//! Listeners of one port that shadow each other, and threads that connect to themselves.
+//! Listeners of one port that shadow each other, and threads that connect to their own listener.
 
 use super::model::What;
 use super::{option, Gen};
 use crate::call::Call;
 use crate::program::{PORTS, VARS};
 
-/// Of the loopback device, in each network namespace.
+/// Number of the loopback device in each network namespace.
 const LOOPBACK: i64 = 1;
 
 impl Gen {
-    /// Listeners at different addresses of one port (SO_REUSEPORT), some of them the kernel's alone, and
-    /// connections to each address: all are asked who has got one. Some are closed in between.
+    /// Adds listeners at different addresses of one port (SO_REUSEPORT), some of them in the kernel
+    /// alone, and connections to each address. Then every listener accepts. Some listeners are
+    /// closed in between.
     pub(super) fn shadows(&mut self, actor: usize) {
         let port = self.m.ports.len();
         if port >= PORTS || self.next_var + 18 > VARS {
             return;
         }
-        // (A private monitor learns within 2 s of a nearer listener whose process lacks the library: docs/limits.md.)
+        // (A private monitor takes up to 2 s to learn of a nearer listener whose process lacks the
+        // library: docs/limits.md.)
         self.mixable = false;
         let awake = self.m.awake();
         let mut listeners: Vec<(usize, usize)> = Vec::new();
-        // (Two at one address would share what comes, by a number that differs.)
+        // (Two listeners at one address would share connections by a number that differs between
+        // runs.)
         let mut free = vec![0, 1, 2, 4, 5];
         for place in 0..self.rng.pick(&[2, 2, 3, 4]) {
             let owner = if place == 0 { actor } else { self.rng.pick(&awake) };
-            // The first one, which is the last to go, keeps the port from all others on this machine.
+            // The first listener is closed last. It keeps the port from all other programs on this
+            // machine.
             let at: i64 = if place == 0 { 3 } else { free.swap_remove(self.rng.below(free.len())) };
             let family = if matches!(at, 2 | 3 | 5) { libc::AF_INET6 } else { libc::AF_INET };
             let flags = i64::from(libc::SOCK_NONBLOCK);
@@ -53,7 +57,7 @@ impl Gen {
         }
     }
 
-    /// A connection to one of the addresses, and an `accept` of each listener.
+    /// A client connects to one of the addresses, and each listener accepts.
     fn who_gets(&mut self, client: usize, port: usize, listeners: &[(usize, usize)]) {
         if self.next_var + 2 > VARS {
             return;

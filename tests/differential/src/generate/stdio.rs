@@ -1,13 +1,14 @@
-//! Connections and listeners on the numbers 0 to 2, and programs that have one as their standard input and output.
+//! Connections and listeners with the descriptor numbers 0 to 2, and programs that have one as
+//! their standard input and output.
 
 use super::model::{Fd, Side, What};
 use super::Gen;
 use crate::call::Call;
 use crate::program::VARS;
 
-/// The variables of the numbers 0 to 2.
+/// The variables with the descriptor numbers 0 to 2.
 const FIRST: usize = VARS - 3;
-/// Bytes that a child reads at most: what it writes is one call then.
+/// A child reads at most this many bytes, so that it writes with one call.
 const CHILD: usize = 3000;
 
 impl Gen {
@@ -44,7 +45,7 @@ impl Gen {
         }
     }
 
-    /// A program with the connection as standard input and output.
+    /// Runs a program with the connection as standard input and output.
     fn child(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return };
         // The program inherits the listeners.
@@ -71,16 +72,18 @@ impl Gen {
         self.m.wake_all_on(peer);
     }
 
-    /// Do connections go to the kernel that have begun in shared memory?
+    /// Can connections that began in shared memory move to kernel TCP?
     pub(super) fn moves(&self) -> bool {
         ["stdio", "scm", "recycled", "unix", "trees"].iter().any(|name| self.switches.has(name))
     }
 
-    /// Before a side takes a connection to the kernel, or a listener is passed.
+    /// Called before a side moves a connection to kernel TCP, or a listener is passed. Returns
+    /// whether it may.
     pub(super) fn may_move(&mut self, fd: Fd) -> bool {
         let side = match fd.what {
             What::End(side) => side,
-            // (Not one for which one waits that its client has taken there: docs/limits.md.)
+            // (Not a listener at which a connection waits that its client has moved to kernel TCP:
+            // docs/limits.md.)
             What::Listener { port } => return !self.m.queued_has_moved(port),
             _ => return true,
         };
@@ -91,7 +94,8 @@ impl Gen {
         true
     }
 
-    /// The numbers 0 to 2 are never free: who gets one then depends on the path (`free::is_number`).
+    /// Must the descriptor stay open? The numbers 0 to 2 are never free, because the path decides
+    /// which descriptor gets a free number (`free::is_number`).
     pub(super) fn keeps_number(&self, call: Call, args: &[i64]) -> bool {
         self.switches.has("stdio") && matches!(call, Call::Close | Call::CloseRange) && args[0] >= FIRST as i64
     }

@@ -1,19 +1,19 @@
-//! Trees of processes: children that borrow memory, processes that share descriptors and stop to, subreapers that wait for
-//! all their children, and limits of resources from the start.
+//! Trees of processes: children that borrow memory, processes that share descriptors and stop
+//! sharing, subreapers that wait for all their children, and resource limits from the start.
 
 use super::model::{Fd, What};
 use super::Gen;
 use crate::call::Call;
-use crate::program::{Step, ACTORS};
+use crate::program::ACTORS;
 use crate::symbols::{LIMIT, VFORK};
 
 const MIB: i64 = 1 << 20;
-/// The library leaves such a process alone.
+/// An address-space limit in bytes with which the library leaves the process alone.
 const NARROW: i64 = 60 * MIB;
 
 impl Gen {
-    /// Each process begins under limits, if any. (All programs here fit into them on stock, and no call of theirs is to
-    /// fail for what the library takes.)
+    /// Sets the limits under which each process begins, if any. (All programs here fit into them
+    /// without the library. No call may fail because of what the library uses.)
     pub(super) fn limits(&mut self) {
         for actor in 0..self.m.actors.len() {
             while self.rng.chance(45) {
@@ -52,7 +52,7 @@ impl Gen {
                 self.push(actor, 0, Call::Fork, &[new as i64]);
                 self.m.fork(actor, false);
                 if self.rng.chance(40) && new + 1 < ACTORS - 1 {
-                    // Its child is an orphan soon.
+                    // Its child will be an orphan.
                     self.push(new, 0, Call::Fork, &[new as i64 + 1]);
                     self.m.fork(new, false);
                     self.push(new, 0, Call::Exit, &[]);
@@ -75,7 +75,8 @@ impl Gen {
         }
     }
 
-    /// The child of a `vfork` closes, duplicates, or becomes another program. Its parent's descriptors stay.
+    /// The child of a `vfork` closes, duplicates, or executes another program. Its parent's
+    /// descriptors stay.
     fn borrower(&mut self, actor: usize) {
         let Some(fd) = self.any_of(actor) else { return };
         if self.m.is_slept_on(fd.what) || !self.may_move(fd) {
@@ -96,7 +97,8 @@ impl Gen {
         }
     }
 
-    /// A thread that gets descriptors of its own: what it closes stays the others'.
+    /// A thread gets a descriptor table of its own: the other threads keep the descriptors that it
+    /// closes.
     fn own_descriptors(&mut self, actor: usize) {
         let new = self.m.actors.len();
         if self.m.threads_of(actor) < 2 {
@@ -114,25 +116,22 @@ impl Gen {
         self.m.unshare(actor);
     }
 
-    /// What the process has opened goes to the kernel.
+    /// Moves the connections that the process has opened to kernel TCP.
     fn take_to_kernel(&mut self, actor: usize) {
         for side in self.m.fds_of(actor).into_iter().filter_map(|f| f.what.side()) {
             self.m.conns[side.conn].moved |= side.side == 0;
         }
     }
 
-    /// The process uses the kernel from then on. Not while somebody sleeps on what changes its path; and not with a
-    /// listener that another process holds, too: that gets the connections that come over shared memory.
+    /// May the process use only the kernel from now on? Not while an actor sleeps on an object
+    /// whose path would change. Nor with a listener that another process holds, too, because that
+    /// process gets the connections that come over shared memory.
     fn may_leave(&self, actor: usize) -> bool {
         let fine = |f: &Fd| match f.what {
             What::Listener { port } => self.m.queued(port) == 0 && self.m.processes_with(f.what) < 2,
             _ => true,
         };
-        // (In a process with its parent's descriptors, and little space: README.md, known gaps.)
-        let narrow = |s: &Step| s.call == Call::Limit && s.args == [libc::RLIMIT_AS as i64, NARROW];
         let fds = self.m.fds_of(actor);
-        !self.steps.iter().any(narrow)
-            && !self.m.has_epoll(actor)
-            && fds.iter().all(|f| fine(f) && !self.m.is_slept_on(f.what))
+        !self.m.has_epoll(actor) && fds.iter().all(|f| fine(f) && !self.m.is_slept_on(f.what))
     }
 }

@@ -1,4 +1,5 @@
-//! Unix streams. The kernel connects them; those that last go over to shared memory, and some calls end that (ADR 78).
+//! Unix streams. The kernel connects them. Those that last move to shared memory, and some calls
+//! move them back (ADR 78).
 
 use super::model::{Fd, Side, What};
 use super::{option, Gen};
@@ -6,7 +7,7 @@ use crate::call::Call;
 use crate::program::{PORTS, VARS};
 use crate::symbols as sym;
 
-/// Messages of a conversation: a connection is tried after 32 calls.
+/// Messages of a conversation. The library tries to move a connection after 32 calls.
 const LONG_ENOUGH: i64 = 24;
 
 impl Gen {
@@ -27,7 +28,8 @@ impl Gen {
         self.m.set_nonblock(v, nonblock);
     }
 
-    /// A client connects, and a server accepts. Then they mostly talk until the connection goes over.
+    /// A client connects, and a server accepts. Then they mostly exchange messages until the
+    /// connection moves.
     pub(super) fn unix_connection(&mut self, client: usize, server: usize, lv: usize, port: usize) {
         let nonblock = self.rng.chance(20);
         let flags = self.socket_flags(nonblock);
@@ -59,7 +61,7 @@ impl Gen {
         }
     }
 
-    /// One more thing happens that concerns Unix streams.
+    /// Adds one step that concerns Unix streams.
     pub(super) fn unix(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return self.connection() };
         let v = fd.var as i64;
@@ -81,12 +83,13 @@ impl Gen {
         }
     }
 
-    /// Has it something to read? If it is moved to the kernel then, that comes when the peer makes its next call.
-    pub(super) fn unread(&self, fd: Fd) -> bool {
-        fd.what.side().is_some_and(|side| self.m.conns[side.conn].bytes != [0; 2])
+    /// Has this side sent bytes that its peer has not read? If the connection moves to the kernel
+    /// then, a receive ends where the path changes.
+    pub(super) fn has_sent(&self, fd: Fd) -> bool {
+        fd.what.side().is_some_and(|side| self.m.conns[side.conn].bytes[1 - side.side] > 0)
     }
 
-    /// Both ends talk, where they have nothing else to read.
+    /// Both ends exchange messages, if neither has anything else to read.
     fn converse(&mut self, conn: usize) {
         let c = &self.m.conns[conn];
         if c.fin != [false; 2] || c.bytes != [0; 2] {
@@ -102,10 +105,12 @@ impl Gen {
         self.push(a, 0, Call::Ping, &[av as i64, LONG_ENOUGH]);
     }
 
-    /// A descriptor goes over the connection, which ends its time in shared memory.
+    /// Passes a descriptor over the connection, which moves the connection from shared memory to
+    /// the kernel.
     fn pass_over(&mut self, actor: usize, fd: Fd, side: Side) {
         let peer = Side { conn: side.conn, side: 1 - side.side };
-        // (With bytes before it: a receive that has no room for descriptors ends there on shared memory, in the kernel not.)
+        // (Not behind other bytes: before a descriptor, a receive without room for descriptors ends
+        // on shared memory, but not in the kernel.)
         let taken = self.m.is_slept_on(What::End(peer)) || self.m.is_slept_on(fd.what);
         if self.next_var + 2 > VARS || taken || self.m.conns[side.conn].bytes[peer.side] > 0 {
             return;
@@ -114,23 +119,15 @@ impl Gen {
         let Some((other, var)) = self.rng.pick_opt(&receivers) else { return };
         let fds = self.m.fds_of(actor);
         let Some(passed) = self.rng.pick_opt(&fds).filter(|f| !matches!(f.what, What::Epoll(_))) else { return };
-        // (An end whose peer is gone, or with something to read: README.md, known gaps.)
-        let ended = |side: Side| {
-            let c = &self.m.conns[side.conn];
-            c.fin != [false; 2] || c.bytes != [0; 2]
-        };
-        if passed.what.side().is_some_and(ended) {
-            return;
-        }
-        // (A listener: the connections that wait at it would be nobody's in order.)
-        if matches!(passed.what, What::Listener { .. }) || !self.may_move(passed) {
+        // (Not a listener: the order of its waiting connections would be undefined.)
+        if matches!(passed.what, What::Listener { .. }) || !self.may_move(passed) || self.has_sent(passed) {
             return;
         }
         self.push(actor, 0, Call::SendFd, &[fd.var as i64, passed.var as i64]);
         self.new_fd(other, Call::RecvFd, &[var as i64], passed.what);
     }
 
-    /// The end that has not read all closes: the other one is told once.
+    /// An end with unread bytes closes. The other end gets the error once.
     fn close_with_unread(&mut self, actor: usize, fd: Fd, side: Side) {
         let peer = Side { conn: side.conn, side: 1 - side.side };
         let holders = self.m.holders_of(What::End(peer));

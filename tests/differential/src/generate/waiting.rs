@@ -1,4 +1,4 @@
-//! Waiting for many descriptors, and waking those who wait.
+//! Waits for many descriptors, and steps that wake the waiting actors.
 
 use super::model::{Fd, Side, What};
 use super::Gen;
@@ -23,15 +23,16 @@ impl Gen {
         }
     }
 
-    /// The same for a descriptor. Of an epoll instance the kernel tells EPOLLIN alone, and wakes nobody who asks for
-    /// RDNORM only.
+    /// Random events for a descriptor. For an epoll instance the kernel reports EPOLLIN alone, and
+    /// wakes no thread that asks for RDNORM only.
     fn events_of(&mut self, is_epoll: bool) -> i64 {
         let ev = self.events();
         let told = if is_epoll && ev & i64::from(libc::EPOLLRDNORM) != 0 { IN } else { 0 };
         ev | told
     }
 
-    /// Time-out in milliseconds for a wait on these; sleeps if it may.
+    /// The timeout in milliseconds for a wait on these objects. The wait may sleep if the model
+    /// allows it.
     fn timeout(&mut self, actor: usize, on: Vec<What>, consumes: bool) -> i64 {
         if self.rng.chance(12) {
             return 15;
@@ -53,8 +54,8 @@ impl Gen {
         let on = chosen.iter().map(|f| f.what).collect();
         let ms = self.timeout(actor, on, false);
         if !(0..=100).contains(&ms) {
-            // Two views of one thing that changes while a sleeper looks at them
-            // one after the other need not agree.
+            // Two descriptors of one object need not agree if the object changes while a sleeper
+            // looks at them one after the other.
             let mut seen = Vec::new();
             chosen.retain(|f| {
                 !seen.contains(&f.what) && {
@@ -75,7 +76,7 @@ impl Gen {
         };
         let mut seen = Vec::new();
         for fd in chosen {
-            // select() knows each number once.
+            // select() lists each number once.
             if kind > 2 && seen.contains(&fd.var) {
                 continue;
             }
@@ -100,7 +101,7 @@ impl Gen {
         self.m.fds_of(actor).iter().any(|f| f.var == var && matches!(f.what, What::Epoll(_)))
     }
 
-    /// (The path switch is an edge: docs/limits.md.)
+    /// EPOLLET, unless connections may move: a path switch is an edge (docs/limits.md).
     fn edge(&self) -> i64 {
         if self.moves() {
             0
@@ -109,7 +110,8 @@ impl Gen {
         }
     }
 
-    /// One that has fired reports an end once more if the connection goes to the kernel (docs/limits.md).
+    /// EPOLLONESHOT, unless connections may move: a fired one-shot entry reports an end once more
+    /// if the connection moves to the kernel (docs/limits.md).
     fn one_shot(&self) -> i64 {
         if self.moves() {
             0
@@ -172,7 +174,7 @@ impl Gen {
                 self.m.watched.remove(&(ep, var));
             }
             9 if self.next_var + 1 < VARS => {
-                // An instance inside another.
+                // An epoll instance inside another one.
                 let what = What::Epoll(self.m.number());
                 let outer = self.new_fd(actor, Call::EpollCreate, &[0], what);
                 self.watch(actor, outer, ep);
@@ -192,7 +194,7 @@ impl Gen {
         }
     }
 
-    /// Do something for somebody who sleeps.
+    /// Makes a step that wakes a sleeper.
     pub(super) fn release(&mut self) {
         let asleep = self.m.asleep();
         let Some(sleeper) = self.rng.pick_opt(&asleep) else { return };
@@ -265,7 +267,7 @@ impl Gen {
             }
             _ => {}
         }
-        // Nobody can: a signal, or the end of it.
+        // No actor can wake the sleeper, so it gets a signal or is killed.
         if self.m.awake().is_empty() && self.m.actors.len() + 1 >= ACTORS {
             self.push(0, 0, Call::Kill, &[sleeper as i64]);
             return self.m.process_ends(sleeper);

@@ -1,5 +1,5 @@
-//! Answers as text, in a form that does not depend on chance: ports by name,
-//! and the few things about which the kernel itself is free (see [`crate::free`]).
+//! Answers as text that does not depend on chance: ports get names, and results that the kernel
+//! leaves open are left out (see [`crate::free`]).
 
 use crate::call::Call;
 use crate::free;
@@ -8,10 +8,10 @@ use crate::shared::Slot;
 use crate::symbols as sym;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Ports by name, in the order in which the program sees them.
+/// Names for ports, in the order in which the program sees them.
 #[derive(Default)]
 pub struct Ports {
-    /// What `listen` steps stored.
+    /// The ports that `listen` steps stored.
     stored: [u16; PORTS],
     names: Vec<u16>,
 }
@@ -23,8 +23,8 @@ impl Ports {
     pub fn listens(&mut self, i: usize, port: u16) {
         self.stored[i] = port;
     }
-    /// A connection from `port`: from now on that is what the port's name means.
-    /// (The kernel lets a port rest before it is used again, we need not.)
+    /// A connection from `port` exists. From now on the name of the port means this connection.
+    /// (The kernel lets a port rest before it uses it again. The library need not.)
     pub fn connects(&mut self, port: u16) {
         if port != 0 {
             self.names.push(port);
@@ -56,7 +56,7 @@ impl Ports {
             (libc::AF_UNIX, 2) => "unnamed".into(),
             (libc::AF_UNIX, _) => {
                 let kind = if b[2] == 0 { "abstract" } else { "path" };
-                // (The kernel has named those without a "port".)
+                // (Names without a "port" were made by the kernel.)
                 let port = if b.len() < 12 { None } else { crate::actor::unix_port(&b[2..]) };
                 format!("{kind}:{}", port.map_or("auto".into(), |p| self.name(p)))
             }
@@ -65,7 +65,7 @@ impl Ports {
     }
 }
 
-/// Bytes as text: all of few, else the first and a hash.
+/// Bytes as text: all bytes if there are few, otherwise the first ones and a hash.
 fn bytes(b: &[u8]) -> String {
     let hex = |b: &[u8]| b.iter().map(|x| format!("{x:02x}")).collect::<String>();
     if b.len() <= 12 {
@@ -81,7 +81,7 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
     let aux: Vec<i64> = slot.aux.iter().take(n).map(|v| v.load(Relaxed)).collect();
     let aux = &aux[..];
     let len = slot.len.load(Relaxed) as usize;
-    // SAFETY: the actor has answered; its buffer is ours until the next order.
+    // SAFETY: the actor has answered, so its buffer belongs to this thread until the next order.
     let data = unsafe { &slot.data()[..len] };
     let mut text = match ret {
         ..0 => sym::errno(slot.errno.load(Relaxed)),
@@ -96,11 +96,11 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
     use Call::*;
     match step.call {
         GetFl if ret >= 0 => text = sym::bits(sym::FILE_FLAGS, ret & !(libc::O_ACCMODE as i64)),
-        _ if ret < 0 && !matches!(step.call, Recv | Read | ReadV | PreadV2 | RecvFrom) => {}
+        _ if ret < 0 && !matches!(step.call, Recv | Read | ReadV | PreadV2 | RecvFrom | SpliceFrom | SpliceTo) => {}
         Reap => text += &format!(" {}", aux.first().map_or("?".into(), |e| sym::errno(*e as i32))),
         Fill => text = if ret > 0 { "much" } else { "little" }.into(),
         Accept | Accept4 | GetSockName | GetPeerName | OrigDst => text += &format!(" {}", ports.address(data)),
-        Recv | Read | ReadV | PreadV2 | RecvFrom | RecvMsg | RecvMmsg => {
+        Recv | Read | ReadV | PreadV2 | RecvFrom | RecvMsg | RecvMmsg | SpliceFrom => {
             if ret > 0 {
                 text += &format!(" {}", bytes(data));
             }
@@ -115,8 +115,8 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
                 text += " WROTE BEYOND THE END";
             }
         }
-        SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ | GetAny | Any
-        | Long | Attributes | Queue => text += &format!(" {aux:?}"),
+        SendMmsg | SendFile | SendMore | SpliceTo | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ
+        | GetAny | Any | Long | Attributes | Queue => text += &format!(" {aux:?}"),
         AcceptAll => {
             let of = |pair: &[i64]| match pair[0] {
                 ..0 => sym::errno(-pair[0] as i32),

@@ -14,30 +14,30 @@ use fsocket_sys as sys;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-/// A step with a time-out of its own, or one that runs on and on, has this long.
+/// Limit for a step that has a timeout of its own, or that never comes to rest.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Who has not come to rest by then is named.
+/// After this time, the threads that have not come to rest are reported.
 const RESTLESS: Duration = Duration::from_secs(10);
-/// Time-outs up to this many milliseconds are waited for; longer ones are never
-/// meant to end.
+/// The scheduler waits for timeouts up to this many milliseconds. Longer ones are not meant to
+/// expire.
 pub const SHORT_MS: i64 = 200;
-/// On top of a time-out of the program, microseconds.
+/// Added to a timeout of the program, in microseconds.
 const SLACK_US: u64 = 30_000;
-/// A lingering close waits for an acknowledgement, which may be delayed.
+/// A lingering close waits for an acknowledgement, which may be delayed. Microseconds.
 const LINGER_US: u64 = 90_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Status {
     Absent,
     Idle,
-    /// In this step.
+    /// The actor makes this step.
     Busy(usize),
     Dead,
 }
 
 struct Actor {
     status: Status,
-    /// Whose variables it uses.
+    /// The process whose variables it uses.
     process: usize,
     pid: i32,
     watch: Watch,
@@ -48,12 +48,12 @@ struct Run<'a> {
     lane: &'a mut Lane,
     program: &'a Program,
     actors: Vec<Actor>,
-    /// Per process: what each variable is, as a descriptor number.
+    /// For each process: the descriptor number of each variable.
     vars: Vec<[i64; VARS]>,
     ports: Ports,
-    /// Connections that nobody has accepted: port and client, in order.
+    /// Connections that are not accepted yet: port and client, in order.
     waiting: Vec<(usize, usize)>,
-    /// Who has accepted at which port.
+    /// Processes that have accepted, with the port.
     acceptors: Vec<(usize, usize)>,
     lines: Vec<String>,
     quiet_us: u64,
@@ -109,12 +109,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Kill what is left, and collect it.
+    /// Kills all processes that are left, and collects them.
     fn end(&mut self, mode: Mode) -> Result<()> {
         for i in 0..ACTORS {
             let pid = self.lane.shared.slot(i).pid.load(Relaxed);
             if pid > 0 && self.actors[i].status != Status::Absent {
-                // SAFETY: a process of this run: uncollected, so nobody else's.
+                // SAFETY: `kill` takes numbers only. The process is of this run and not collected,
+                // so no other process has its ID.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
             }
         }
@@ -134,12 +135,12 @@ impl Run<'_> {
         self.lane.shared.slot(k).state.load(Acquire) == state::DONE
     }
 
-    /// Sleep until somebody answers, at most so long.
+    /// Sleeps until an actor answers, for `us` microseconds at most.
     fn pause(&self, seen: u32, us: u64) {
         let _ = sys::futex_wait(&self.lane.shared.answers, seen, Some(us * 1000));
     }
 
-    /// An actor that somebody has started.
+    /// Waits until an actor that another step starts is there.
     fn appears(&mut self, i: usize, process: usize) -> bool {
         let slot = self.lane.shared.slot(i);
         let end = Instant::now() + LIMIT;
@@ -209,8 +210,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Between connections of several clients, or for several acceptors, there is
-    /// no order: the next one waits until the queue is empty.
+    /// Would the step make the order of connections undefined? There is no order between
+    /// connections of several clients, or for several acceptors. Such a connection is made only
+    /// when the queue is empty.
     fn out_of_order(&self, k: usize, step: &Step) -> Option<&'static str> {
         // (Unix sockets have one queue, in the kernel.)
         if step.call != Call::Connect || step.args[2] < 0 || step.args[1] >= sym::PATH {
@@ -223,7 +225,7 @@ impl Run<'_> {
         open.then_some("out of order")
     }
 
-    /// Who connects: a process, or a socket that uses the kernel.
+    /// A number for the client: the connecting process, or a socket that uses kernel TCP.
     fn client(&self, k: usize, step: &Step) -> usize {
         let var = step.args[0] as usize;
         if self.program.is_bound(var) || step.args[1] % 2 == 1 {
@@ -233,7 +235,7 @@ impl Run<'_> {
         }
     }
 
-    /// Keeps account of who waits to be accepted.
+    /// Records the connections that wait to be accepted.
     fn account(&mut self, k: usize, step: &Step, ret: i64, errno: i32) {
         match step.call {
             Call::Connect if step.args[2] >= 0 && (ret == 0 || errno == libc::EINPROGRESS) => {
@@ -251,8 +253,8 @@ impl Run<'_> {
                 }
             }
             Call::Exec if ret == 0 => {
-                // Another client, and without what was close-on-exec: such a number
-                // may be given out again.
+                // The new program counts as another client. Its close-on-exec descriptors are
+                // closed, and their numbers may be used again.
                 let process = self.actors[k].process;
                 for (_, client) in self.waiting.iter_mut().filter(|(_, client)| *client == process) {
                     *client += 2000;
@@ -267,7 +269,7 @@ impl Run<'_> {
         }
     }
 
-    /// Time-outs of sockets make blocked calls return by themselves.
+    /// Timeouts of sockets make blocked calls return by themselves, so the scheduler waits longer.
     fn more_patience(&mut self, step: &Step) {
         let us = match (step.call, step.args.get(1)) {
             (Call::SetRcvTimeo | Call::SetSndTimeo, Some(&ms)) if (1..=SHORT_MS).contains(&ms) => {
@@ -286,7 +288,7 @@ impl Run<'_> {
             match kind {
                 Kind::Var => args.push(vars[step.args[i] as usize]),
                 Kind::Port if step.args[i] < 0 => args.push(0),
-                // listen() is told nothing: it says what port it has
+                // listen() gets no port; its answer contains the port.
                 Kind::Port => args.push(self.ports.number(step.args[i] as usize)),
                 Kind::List(_) => {
                     for pair in step.args[i..].chunks_exact(2) {
@@ -302,7 +304,7 @@ impl Run<'_> {
         args
     }
 
-    /// Wait until actor `k` answers (true), or it is clear that it sleeps.
+    /// Waits until actor `k` answers (true), or certainly sleeps (false).
     fn finishes(&mut self, k: usize, i: usize) -> bool {
         let start = Instant::now();
         let timed = has_timeout(&self.program.steps[i]);
@@ -341,7 +343,7 @@ impl Run<'_> {
         }
     }
 
-    /// Somebody does not come to rest: a loop that should sleep, perhaps.
+    /// Reports threads that do not come to rest, perhaps in a loop that should sleep.
     fn complain(&self, i: usize) {
         let busy = |k: &usize| matches!(self.actors[*k].status, Status::Busy(_));
         let running: Vec<String> = (0..ACTORS)
@@ -353,7 +355,7 @@ impl Run<'_> {
         eprintln!("restless in step {i} ({}): running {running:?}, the monitor {monitor}", self.program.steps[i]);
     }
 
-    /// Does nothing move: every actor in a call sleeps, and so does the monitor?
+    /// Is everything at rest? Every actor in a call sleeps, and so does the monitor.
     fn quiet(&self) -> bool {
         let rests = |(k, a): (usize, &Actor)| match (a.status, self.lane.shared.slot(k).state.load(Acquire)) {
             (Status::Busy(_), state::SETTLING) => false,
@@ -364,7 +366,7 @@ impl Run<'_> {
         self.actors.iter().enumerate().all(rests) && self.lane.monitor_sleeps()
     }
 
-    /// After a step: let those whom it released finish.
+    /// After a step: lets the released actors finish.
     fn settle(&mut self) {
         let limit = Instant::now() + LIMIT;
         let mut quiet = 0;
@@ -397,7 +399,7 @@ impl Run<'_> {
         self.lines.extend(finished.into_iter().map(|(_, line)| line));
     }
 
-    /// The answer of actor `k` to step `i`, as text; its variables are set.
+    /// Formats the answer of actor `k` to step `i`, and sets the actor's variables.
     fn result(&mut self, k: usize, i: usize) -> String {
         let step = &self.program.steps[i];
         let slot = self.lane.shared.slot(k);
@@ -412,8 +414,8 @@ impl Run<'_> {
             vars[step.out as usize + 1] = if ret < 0 { -1 } else { slot.aux[0].load(Relaxed) };
         }
         if matches!(step.call, Call::Close | Call::CloseRange) && ret == 0 {
-            // The number may be given out again, on one path sooner than on the
-            // other (see `free`): what is closed has no number here.
+            // The number may be used again, sooner on one path than on the other (see `free`). So a
+            // closed variable has no number here.
             let closed = slot.arg(0)..=slot.arg(step.call.spec().args.len() - 1);
             for v in vars.iter_mut().filter(|v| closed.contains(v)) {
                 *v = -1;
@@ -465,7 +467,7 @@ impl Run<'_> {
         }
         let (pid, tid) = (self.actors[k].pid, self.lane.shared.slot(k).tid.load(Relaxed));
         if step.call == Call::Kill {
-            // SAFETY: a process of this run.
+            // SAFETY: `kill` takes numbers only, and the process belongs to this run.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             let gone = self.process_ends(pid);
             self.say(i, if gone { "gone" } else { "did not end" });
@@ -473,8 +475,8 @@ impl Run<'_> {
             let handled = || self.lane.shared.slot(k).signals.iter().map(|n| n.load(Relaxed)).sum::<u32>();
             let before = handled();
             let sent = sys::tgkill(pid, tid, step.args[1] as i32).is_ok();
-            // Two of a kind are one while the first is not handled. (A blocked
-            // one is not handled at all.)
+            // A second signal of a kind is lost while the first one is pending. (A blocked signal
+            // is not handled at all.)
             for _ in 0..20 {
                 if handled() != before {
                     break;
@@ -485,7 +487,7 @@ impl Run<'_> {
         }
     }
 
-    /// Wait until all threads of a process are gone.
+    /// Waits until all threads of a process are gone.
     fn process_ends(&mut self, pid: i32) -> bool {
         let end = Instant::now() + LIMIT;
         let leader = Watch::new(pid);
@@ -501,7 +503,7 @@ impl Run<'_> {
         true
     }
 
-    /// The monitor hears of it, and tells others.
+    /// Gives the monitor time to learn of the step and to tell other processes: up to 20 ms.
     fn monitor_hears(&self) {
         for _ in 0..200 {
             std::thread::sleep(Duration::from_micros(100));
@@ -534,7 +536,7 @@ fn flavour(mode: Mode, process: usize) -> usize {
     (mode >> process & 1).into()
 }
 
-/// Does the step end by itself, if only by its time-out?
+/// Does the step end by itself, at the latest by its timeout?
 fn has_timeout(step: &Step) -> bool {
     let ms = match step.call {
         Call::Poll | Call::PPoll | Call::Select | Call::PSelect => step.args[0],

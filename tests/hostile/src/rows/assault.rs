@@ -1,4 +1,4 @@
-//! One attack, again and again by a new process of a user.
+//! Repeats one attack, each time in a new process of a user.
 
 use super::table::ATTACKS;
 use crate::lives::Life;
@@ -28,7 +28,7 @@ pub struct Assault {
     pub kernel: bool,
 }
 
-/// A user's processes may have so many descriptors, as a service may.
+/// Limit of descriptors for a user's processes, as a service may have it.
 const FILES: u64 = 8192;
 
 pub fn run(a: &Assault) {
@@ -37,7 +37,7 @@ pub fn run(a: &Assault) {
     let mut n = 0;
     while Instant::now() < end {
         let which = a.which.unwrap_or(n % ATTACKS.len());
-        // With others in turn none has all of the time.
+        // If all attacks take turns, none gets all of the time.
         let until = if a.which.is_some() { end } else { end.min(Instant::now() + Duration::from_millis(700)) };
         one(a, which, random.next(), until);
         n += 1;
@@ -49,7 +49,7 @@ fn one(a: &Assault, which: usize, seed: u64, until: Instant) {
     // SAFETY: this process has one thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: plain system calls.
+        // SAFETY: the calls use numbers and a local value.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             let files = libc::rlimit { rlim_cur: FILES, rlim_max: FILES };
@@ -62,18 +62,18 @@ fn one(a: &Assault, which: usize, seed: u64, until: Instant) {
         let attack = &ATTACKS[which];
         let done = if a.kernel { (attack.kernel)(&mut life) } else { (attack.ours)(&mut life) };
         if done.is_none() {
-            sys::nanosleep(20_000_000); // thrown out, or refused
+            sys::nanosleep(20_000_000); // the monitor has thrown out or refused it
         }
-        // SAFETY: nothing of the parent's is to be run.
+        // SAFETY: `_exit` runs no exit handlers of the parent.
         unsafe { libc::_exit(0) }
     }
     let ended = |flags| {
-        // SAFETY: our own child.
+        // SAFETY: the status pointer is null, and `pid` is a child of this process.
         unsafe { libc::waitpid(pid, std::ptr::null_mut(), flags) == pid }
     };
     while pid > 0 && !ended(libc::WNOHANG) {
         if Instant::now() >= until {
-            // SAFETY: our own child, which has not been waited for.
+            // SAFETY: `kill` takes numbers only, and the child is not collected yet.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             ended(0);
             return;

@@ -1,4 +1,4 @@
-//! Descriptors that are slow to close, in the monitor's hands (rows 1 and 7).
+//! Descriptors in the monitor that are slow to close (rows 1 and 7).
 
 use super::means::{drain, lingering, own};
 use crate::descriptors::Descriptors;
@@ -10,7 +10,8 @@ use fsocket_sys as sys;
 
 const MANY: usize = 300;
 
-/// Switched connections whose ends linger in the monitor, slots that are said to be free, one message.
+/// Makes switched connections whose ends linger in the monitor, marks their slots as free, and
+/// sends one message.
 pub fn broken(l: &mut Life) -> Option<()> {
     let mut own = own(l)?;
     own.lingering_ends(MANY, true);
@@ -19,14 +20,14 @@ pub fn broken(l: &mut Life) -> Option<()> {
     Some(())
 }
 
-/// The same ends, and the user is gone.
+/// Makes the same ends, and the user's process ends.
 pub fn killed(l: &mut Life) -> Option<()> {
     let mut own = own(l)?;
     own.lingering_ends(MANY, false);
     Some(())
 }
 
-/// The same ends, released one by one, and the listener closed.
+/// Makes the same ends, releases them one by one, and closes the listener.
 pub fn released(l: &mut Life) -> Option<()> {
     let mut own = own(l)?;
     own.lingering_ends(MANY, false);
@@ -45,10 +46,10 @@ pub fn released(l: &mut Life) -> Option<()> {
     Some(())
 }
 
-/// Sockets that come with messages for which nobody needs them, and of which this process has no other copy.
+/// Sends sockets in messages that need none. This process has no other copy of them.
 pub fn messages(l: &mut Life) -> Option<()> {
     let peer = l.peer()?;
-    // (The other ends stay open, with what nobody reads.)
+    // (The other ends stay open, with bytes that no process reads.)
     for [slow, _] in lingering(MANY) {
         let with = *l.random.one(&[
             request::Unlisten::KIND,
@@ -58,7 +59,7 @@ pub fn messages(l: &mut Life) -> Option<()> {
             request::Options::KIND,
             request::Renew::KIND,
         ]);
-        // (RENEW takes sockets of another kind: it is thrown out for it.)
+        // (RENEW takes sockets of another kind, and the monitor throws out its sender.)
         let with = if l.random.chance(98) && with == request::Renew::KIND { request::Meet::KIND } else { with };
         if peer.tell(Packet { id: 1, seq: 1, ..Packet::new(with) }, Some(slow)) {
             let _ = sys::close(slow);
@@ -68,7 +69,7 @@ pub fn messages(l: &mut Life) -> Option<()> {
     Some(())
 }
 
-/// Sockets that wait in a control socket which the monitor has given up.
+/// Leaves sockets in a control socket that the monitor has given up.
 pub fn unread(l: &mut Life) -> Option<()> {
     let all = lingering(MANY);
     for some in all.chunks(30) {
@@ -84,7 +85,7 @@ pub fn unread(l: &mut Life) -> Option<()> {
     Some(())
 }
 
-/// As many switched connections as it gets, kept.
+/// Keeps as many switched connections as possible.
 pub fn hoards_ends(l: &mut Life) -> Option<()> {
     let mut all = Vec::new();
     loop {
@@ -98,7 +99,7 @@ pub fn hoards_ends(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Descriptors of every kind with every message that takes one.
+/// Sends descriptors of every kind with every message that takes one.
 pub fn hoards_kinds(l: &mut Life) -> Option<()> {
     loop {
         let peer = l.peer()?;
@@ -126,7 +127,7 @@ pub fn hoards_kinds(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Processes without number, which are announced and say nothing.
+/// Announces processes without number, which send nothing.
 pub fn hoards_processes(l: &mut Life) -> Option<()> {
     let mut parent = l.peer()?;
     let mut kept = Vec::new();
@@ -143,12 +144,13 @@ pub fn hoards_processes(l: &mut Life) -> Option<()> {
     Some(())
 }
 
-/// The same by kernel TCP.
+/// The equivalent over kernel TCP.
 pub fn kernel(_: &mut Life) -> Option<()> {
     (!lingering(MANY).is_empty()).then_some(())
 }
 
-/// Sockets in flight, as many as there may be.
+/// Sends sockets in messages that no process receives, until the kernel allows no more of them in
+/// flight.
 pub fn kernel_flight(_: &mut Life) -> Option<()> {
     let [a, b] = sys::socketpair(libc::AF_UNIX, libc::SOCK_STREAM).ok()?;
     for ends in lingering(MANY) {
@@ -157,6 +159,6 @@ pub fn kernel_flight(_: &mut Life) -> Option<()> {
         }
     }
     sys::nanosleep(200_000_000);
-    // (Its end closes them all.)
+    // (When the process ends, the kernel closes them all.)
     (b >= 0).then_some(())
 }

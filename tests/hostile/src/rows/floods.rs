@@ -1,4 +1,4 @@
-//! Clients without end, and messages that others get (rows 2, 3 and 8).
+//! Endless floods of clients, and messages that the monitor passes on to others (rows 2, 3 and 8).
 
 use super::means::{drain, own};
 use crate::lives::Life;
@@ -34,7 +34,7 @@ pub fn greets_and_goes(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Connects and stays, and closes all at once.
+/// Connects many times, stays, and closes all connections at once.
 pub fn comes_and_stays(l: &mut Life) -> Option<()> {
     loop {
         let all: Vec<_> = (0..900).map_while(|_| Peer::connect(l.socket).ok()).collect();
@@ -44,7 +44,7 @@ pub fn comes_and_stays(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Asks for pipes with whoever may be the server, at every waiter of several channels.
+/// Asks for pipes at every waiter of several channels, to any process that may be the server.
 pub fn pipes(l: &mut Life) -> Option<()> {
     let (mut peer, first) = l.introduced()?;
     let mut channels = vec![first.id];
@@ -71,7 +71,8 @@ pub fn pipes(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Rings for all wakers of the server that it finds in the channel.
+/// The attacker reads from the channel which wakers the server uses, and asks the monitor to ring each of them, without
+/// end.
 pub fn rings(l: &mut Life) -> Option<()> {
     let (peer, c) = l.introduced()?;
     (0..8).for_each(|slot| c.open(&peer, slot));
@@ -93,7 +94,7 @@ pub fn rings(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Channels that come and go: the server hears of each.
+/// Opens and closes channels. The server is told of each.
 pub fn channels(l: &mut Life) -> Option<()> {
     loop {
         let mut peer = l.peer()?;
@@ -107,7 +108,7 @@ pub fn channels(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Answers that nobody has asked for.
+/// Sends answers that no process has asked for.
 pub fn transferred(l: &mut Life) -> Option<()> {
     let peer = l.peer()?;
     loop {
@@ -119,14 +120,14 @@ pub fn transferred(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Names every process that there is, and shows a socket of its own as if it came from there.
+/// Names every process of the machine, and shows a socket of its own as if it came from there.
 pub fn takes(l: &mut Life) -> Option<()> {
     let mut peer = l.peer()?;
     let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
     loop {
         let pids = std::fs::read_dir("/proc").ok()?.flatten();
         for pid in pids.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok()) {
-            // SAFETY: a plain system call.
+            // SAFETY: the call takes numbers only.
             let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
             for number in 0..8 {
                 let named = Packet { arg0: number, ..Packet::new(request::Transfer::KIND) };
@@ -140,7 +141,7 @@ pub fn takes(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Names channels, waiters and processes of others in everything that is passed on.
+/// Names channels, waiters and processes of others in all messages that the monitor passes on.
 pub fn others_names(l: &mut Life) -> Option<()> {
     let own = own(l)?;
     let peer = own.client;

@@ -1,4 +1,5 @@
-//! Row 12: a single message, or the end of a single process, makes the monitor look at thousands of channels.
+//! Row 12: a single message, or the end of a single process, makes the monitor look at thousands of
+//! channels.
 
 use super::means::{drain, published};
 use crate::lives::Life;
@@ -18,7 +19,7 @@ struct Much {
     port: u16,
 }
 
-/// Channels without number to listeners at one port, a few of them with connections that wait.
+/// Makes very many channels to listeners at one port. A few of them have connections that wait.
 fn much(l: &mut Life) -> Option<Much> {
     let (mut server, mut client) = (l.peer()?, l.peer()?);
     let first = TcpListener::bind("127.0.0.1:0").ok()?;
@@ -43,7 +44,7 @@ fn much(l: &mut Life) -> Option<Much> {
     Some(Much { server, client, listeners, channels, port })
 }
 
-/// The ends of listeners with all their channels.
+/// Ends the listeners with all their channels.
 pub fn unlistens(l: &mut Life) -> Option<()> {
     let much = much(l)?;
     for (_, id) in &much.listeners {
@@ -53,12 +54,12 @@ pub fn unlistens(l: &mut Life) -> Option<()> {
     Some(())
 }
 
-/// The end of their user.
+/// Ends the processes of their user.
 pub fn dies(l: &mut Life) -> Option<()> {
     much(l).map(drop)
 }
 
-/// Whether an address is in use, of which each channel is asked.
+/// Asks whether an address is in use, for which the monitor looks at every channel.
 pub fn asks(l: &mut Life) -> Option<()> {
     let much = much(l)?;
     let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
@@ -72,7 +73,7 @@ pub fn asks(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Every message that may look at all of them.
+/// Sends every message for which the monitor may look at all channels.
 pub fn says_everything(l: &mut Life) -> Option<()> {
     let mut much = much(l)?;
     let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
@@ -109,7 +110,7 @@ pub fn says_everything(l: &mut Life) -> Option<()> {
     }
 }
 
-/// Forked children without number, each with all that its parent has.
+/// Forks children without number, each with everything that its parent has.
 pub fn forks(l: &mut Life) -> Option<()> {
     let mut much = much(l)?;
     loop {

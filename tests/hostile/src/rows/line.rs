@@ -33,7 +33,7 @@ pub struct Line {
     pub alone: String,
     pub attacked: String,
     pub stock: String,
-    /// Empty: it is held.
+    /// Empty if the attack is held.
     pub wrong: Vec<String>,
 }
 

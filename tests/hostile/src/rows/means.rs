@@ -1,4 +1,5 @@
-//! What attackers have in common: both sides of a channel of their own, sockets whose close waits, and floods.
+//! Shared tools of the attackers: both sides of a channel of their own, sockets whose close waits,
+//! and floods.
 
 use crate::lives::Life;
 use crate::peer::{Channel, Peer};
@@ -11,12 +12,12 @@ use fsocket_sys as sys;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, IntoRawFd};
 
-/// A listener of its own, and a channel to it.
+/// A listener of the attacker, and a channel to it.
 pub struct Own {
     pub server: Peer,
     pub client: Peer,
     _listener: TcpListener,
-    /// The monitor's number of it.
+    /// The monitor's number for the listener.
     pub id: u64,
     pub channel: Channel,
 }
@@ -29,14 +30,14 @@ pub fn own(l: &mut Life) -> Option<Own> {
     Some(Own { server, client, _listener: listener, id, channel })
 }
 
-/// The server accepts there.
+/// Publishes a listener, at which the server accepts. Returns the monitor's number for it.
 pub fn published(server: &mut Peer, listener: &TcpListener) -> Option<u64> {
     let (answer, _) = server.request(Packet::new(request::Listen::KIND), Some(listener.as_raw_fd()))?;
     server.request(Packet { id: answer.id, ..Packet::new(request::Worker::KIND) }, None)?;
     Some(answer.id)
 }
 
-/// Throws away what has come.
+/// Receives and discards all messages.
 pub fn drain(peer: &Peer) {
     while let Some((_, fd)) = peer.receive() {
         fd.map(sys::close);
@@ -44,7 +45,7 @@ pub fn drain(peer: &Peer) {
 }
 
 impl Own {
-    /// Connection `slot` becomes the kernel's: both ends.
+    /// Moves connection `slot` to the kernel. Returns both ends.
     pub fn switched(&mut self, slot: usize) -> Option<[i32; 2]> {
         let s = self.channel.slot(slot);
         s.client_port.store(self.channel.port + slot as u16 % 64, Ordering::Relaxed);
@@ -66,7 +67,7 @@ impl Own {
         Some([client?, server?])
     }
 
-    /// As many as it gets, whose close waits. `marked`: the slots are said to be free.
+    /// Makes up to `n` ends whose close waits. If `marked`, their slots are marked as free.
     pub fn lingering_ends(&mut self, n: usize, marked: bool) {
         for slot in 0..n {
             let Some([client, server]) = self.switched(slot) else { return };
@@ -79,7 +80,7 @@ impl Own {
     }
 }
 
-/// Its close waits for an hour: for bytes that nobody reads.
+/// Makes the close of this socket wait for an hour, for bytes that no process reads.
 pub fn linger(fd: i32) {
     let value = [1i32, 3600].map(i32::to_ne_bytes).concat();
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &value);
@@ -88,7 +89,7 @@ pub fn linger(fd: i32) {
     while sys::write(fd, &[0; 1 << 16]).is_ok() {}
 }
 
-/// Kernel connections whose close waits, and their other ends.
+/// Makes kernel connections whose close waits. Returns both ends of each.
 pub fn lingering(n: usize) -> Vec<[i32; 2]> {
     let Ok(listener) = TcpListener::bind("127.0.0.1:0") else { return Vec::new() };
     let Ok(at) = listener.local_addr() else { return Vec::new() };
@@ -101,7 +102,7 @@ pub fn lingering(n: usize) -> Vec<[i32; 2]> {
     (0..n).map_while(one).collect()
 }
 
-/// Connects by kernel TCP to a listener of its own, and closes, as fast as it can.
+/// Connects by kernel TCP to a listener of its own, and closes, as fast as possible.
 pub fn kernel_flood(hold: usize) -> Option<()> {
     let listener = TcpListener::bind("127.0.0.1:0").ok()?;
     listener.set_nonblocking(true).ok()?;
@@ -118,7 +119,7 @@ pub fn kernel_flood(hold: usize) -> Option<()> {
     }
 }
 
-/// Calls that cost the kernel something, and nobody else.
+/// Makes calls that cost only the kernel something.
 pub fn kernel_calls() -> Option<()> {
     let (a, b) = std::os::unix::net::UnixDatagram::pair().ok()?;
     let mut buf = [0; 72];

@@ -1,5 +1,6 @@
-//! An honest program beside an attack: how long it takes to greet the monitor, to get a channel, to ask on a control
-//! socket that it has, and to get an answer on a connection that it has. Over kernel TCP: to connect, and to get an answer.
+//! An honest program during an attack. It measures the time to greet the monitor, to get a channel,
+//! to get an answer of the monitor on an existing control socket, and to get an answer on an
+//! existing connection. Over kernel TCP it measures the time to connect and to get an answer.
 
 use crate::peer::Peer;
 use crate::random::Random;
@@ -24,7 +25,7 @@ pub struct Probe {
     pub time: f64,
 }
 
-/// Microseconds, sorted.
+/// Times in microseconds, sorted.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub struct Figures {
     pub hello: Vec<u32>,
@@ -35,7 +36,7 @@ pub struct Figures {
     pub why: String,
 }
 
-/// Which of them says what an attack costs.
+/// The figure that shows the cost of an attack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Figure {
     Hello,
@@ -54,7 +55,7 @@ impl Figures {
         }
     }
 
-    /// Milliseconds.
+    /// In milliseconds.
     pub fn p99(&self, which: Figure) -> f64 {
         self.quantile(which, 99)
     }
@@ -71,7 +72,7 @@ impl Figures {
     }
 }
 
-/// Longer than that and it hangs.
+/// A request that takes longer hangs.
 const HUNG: Duration = Duration::from_secs(20);
 const PACE: Duration = Duration::from_millis(4);
 

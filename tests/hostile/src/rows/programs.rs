@@ -1,9 +1,10 @@
-//! The attacks in which programs of tests/apps play a part: each under the library, and on kernel sockets.
+//! The attacks in which programs of tests/apps take part, each under the library and on kernel
+//! sockets.
 
 use super::line::{Line, Rows};
 use crate::victims::{cpu_of, resident, Stage, SERVERS};
 use anyhow::{ensure, Context, Result};
-use fsocket_testkit::{artifacts, find_program, net, script, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, helper, net, Proc, PYTHON};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -37,7 +38,7 @@ fn line(row: u8, name: &str, figure: &str, [alone, attacked, stock]: [&str; 3]) 
     }
 }
 
-/// A program of tests/apps that serves, and one beside it.
+/// A server of tests/apps, and a program that runs with it.
 struct Pair<'a> {
     stage: &'a Stage,
     app: String,
@@ -60,12 +61,12 @@ impl Pair<'_> {
     }
 }
 
-/// Row 4: a sleeper is moved to another futex word, and who has moved it dies.
+/// Row 4: a peer moves a sleeper to another futex word, and is killed.
 fn moved(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     let stage = Stage::new(dir, "")?;
     let case = |how: &str| -> Result<Line> {
         let ended = |preloaded| -> Result<(String, bool)> {
-            let pair = Pair { stage: &stage, app: script("apps/second_word.py").display().to_string(), preloaded };
+            let pair = Pair { stage: &stage, app: helper("second_word.py").display().to_string(), preloaded };
             let port = net::free_port();
             let server = pair.server(port, &[how])?;
             let said = pair.start("move", &["move", &port.to_string(), &server.pid().to_string()]).finish(LIMIT).stdout;
@@ -82,11 +83,11 @@ fn moved(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     ["recv", "send", "poll"].into_iter().map(case).collect()
 }
 
-/// Row 13: a peer that changes the words and wakes the sleepers.
+/// Row 13: a peer changes the futex words and wakes the sleepers.
 fn teased(r: &Rows, dir: &Path) -> Result<Vec<Line>> {
     let stage = Stage::new(dir, "")?;
     let case = |how: &str| -> Result<Line> {
-        let pair = Pair { stage: &stage, app: script("apps/second_word.py").display().to_string(), preloaded: true };
+        let pair = Pair { stage: &stage, app: helper("second_word.py").display().to_string(), preloaded: true };
         let port = net::free_port();
         let server = pair.server(port, &[how])?;
         let pid = server.pid().to_string();
@@ -104,14 +105,14 @@ fn teased(r: &Rows, dir: &Path) -> Result<Vec<Line>> {
     ["recv", "send", "poll"].into_iter().map(case).collect()
 }
 
-/// Row 5: connections that the server has closed, and the client keeps.
+/// Row 5: the server has closed connections, and the client keeps them.
 fn kept(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     const N: u64 = 40;
     const MIB: u64 = 3;
     let stage = Stage::new(dir, "")?;
     let case = |way: &str| -> Result<Line> {
         let sizes = |preloaded| -> Result<[u64; 2]> {
-            let pair = Pair { stage: &stage, app: script("apps/rings.py").display().to_string(), preloaded };
+            let pair = Pair { stage: &stage, app: helper("rings.py").display().to_string(), preloaded };
             let port = net::free_port();
             let mut server = pair.server(port, &[&N.to_string(), way])?;
             let before = resident(server.pid());
@@ -132,7 +133,7 @@ fn kept(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     ["down", "up", "both", "half"].into_iter().map(case).collect()
 }
 
-/// Runs a shell script, with its output. (`unshare` and its options go before it.)
+/// Runs a shell script under `unshare` with this option, and returns its output.
 fn shell(unshare: &str, text: &str) -> Result<String> {
     let out = Command::new("unshare").arg(unshare).args(["sh", "-c", text]).output()?;
     let (said, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
@@ -140,7 +141,8 @@ fn shell(unshare: &str, text: &str) -> Result<String> {
     Ok(said.into_owned())
 }
 
-/// Starts a monitor in the background of a shell script, and waits for it. `$m` is its process.
+/// The lines of a shell script that start a monitor in the background and wait for it. `$m` is its
+/// process ID.
 fn monitor(socket: &Path) -> String {
     let at = socket.display();
     format!(
@@ -149,7 +151,7 @@ fn monitor(socket: &Path) -> String {
     )
 }
 
-/// Row 6: a user is faster than root where both may write.
+/// Row 6: in a directory that both may write, a user makes a file or link before root does.
 fn bpffs(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     let at = "/sys/fs/bpf/fastsocket";
     let cases = [
@@ -180,7 +182,7 @@ fn bpffs(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     cases.into_iter().enumerate().map(case).collect()
 }
 
-/// What a script says in a network namespace of its own, under the library there and on kernel sockets.
+/// The output of a script in its own network namespace: under the library, and on kernel sockets.
 fn in_network(dir: &Path, name: &str, app: &str) -> Result<[String; 2]> {
     let run = |preloaded: bool| {
         let socket = dir.join(format!("{name}.sock"));
@@ -191,7 +193,7 @@ fn in_network(dir: &Path, name: &str, app: &str) -> Result<[String; 2]> {
             ),
             false => (String::new(), String::new()),
         };
-        let app = script(app);
+        let app = fsocket_testkit::helper(app);
         let said = shell("-n", &format!("ip link set lo up; {before} {with} {PYTHON} {} 7777", app.display()));
         let _ = std::fs::remove_file(&socket);
         said
@@ -199,7 +201,8 @@ fn in_network(dir: &Path, name: &str, app: &str) -> Result<[String; 2]> {
     Ok([run(true)?, run(false)?])
 }
 
-/// A line for each kind of rule: what becomes of connections that it does not mean, and of those that it means.
+/// One line for each kind of rule: the outcome of connections that the rule does not match, and of
+/// those that it matches.
 fn compared(row: u8, what: &str, [ours, stock]: [String; 2]) -> Vec<Line> {
     let compare = |(ours, stock): (&str, &str)| {
         let (kind, _) = stock.split_once(" plain")?;
@@ -212,29 +215,30 @@ fn compared(row: u8, what: &str, [ours, stock]: [String; 2]) -> Vec<Line> {
     ours.lines().zip(stock.lines()).filter_map(compare).collect()
 }
 
-/// The first outcome of a list.
+/// The first outcome in a list.
 fn outcome(list: &str) -> String {
     list.trim_start_matches(['[', '\'']).split(['\'', ']']).next().unwrap_or_default().to_owned()
 }
 
-/// Row 9: policies that tell sockets by what they are and who has made them.
+/// Row 9: policies that distinguish sockets by their properties and owners.
 fn attributes(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
     if find_program("nft").is_none() {
         eprintln!("SKIPPED: nft is not installed");
         return Ok(Vec::new());
     }
-    Ok(compared(9, "netfilter by", in_network(dir, "attributes", "apps/policy_attributes.py")?))
+    Ok(compared(9, "netfilter by", in_network(dir, "attributes", "policy_attributes.py")?))
 }
 
 /// Row 10: policies at the loopback device.
 fn loopback(_: &Rows, dir: &Path) -> Result<Vec<Line>> {
-    Ok(compared(10, "policy on lo", in_network(dir, "loopback", "apps/loopback_policy.py")?))
+    Ok(compared(10, "policy on lo", in_network(dir, "loopback", "loopback_policy.py")?))
 }
 
-/// Row 11: a set-user-ID program, and root of a user namespace, do not greet what a user calls their monitor.
+/// Row 11: a set-user-ID program and root of a user namespace must not contact a socket that a user
+/// presents as their monitor.
 fn secure(_: &Rows, _: &Path) -> Result<Vec<Line>> {
     let said = |args: &str| {
-        let app = script("apps/secure.py");
+        let app = helper("secure.py");
         shell("-m", &format!("exec {PYTHON} {} {args} {}", app.display(), artifacts::library().display()))
     };
     let (set_user_id, nobody) = (said("")?, said("nobody")?);

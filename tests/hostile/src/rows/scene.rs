@@ -1,4 +1,4 @@
-//! A monitor with servers and an honest program, and what can be asked of them.
+//! A monitor with servers and an honest program, and the figures that they give.
 
 use super::probe::Figures;
 use super::table::Who;
@@ -15,9 +15,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// First of the users who share memory with nobody.
+/// The first of the users that share memory with no other user.
 pub const STRANGERS: u32 = 5001;
-/// How many of each.
+/// Number of users of each kind.
 pub const USERS: u32 = 4;
 
 pub struct Scene {
@@ -27,7 +27,7 @@ pub struct Scene {
     program: PathBuf,
 }
 
-/// Of the monitor's processes together.
+/// The total size of the monitor's processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Size {
     pub descriptors: usize,
@@ -35,7 +35,8 @@ pub struct Size {
     pub kib: u64,
 }
 
-/// Everything of a user's is closed within this time; in a test, on a busy machine, within the other.
+/// Everything of a user must be closed within the first time. Tests allow the second one, because
+/// the machine may be busy.
 pub const LEFT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,7 +63,7 @@ impl Scene {
         }
     }
 
-    /// A process of each user, which attacks as long as it is kept.
+    /// Starts a process for each user, which attacks until it is dropped.
     pub fn assault(&self, which: Option<usize>, who: Who, users: u32, kernel: bool) -> Vec<Proc> {
         let one = |n: u32| {
             let uid = match who {
@@ -70,7 +71,8 @@ impl Scene {
                 Who::Shared => HOSTILE + n,
                 Who::Peer => SERVERS,
             };
-            // As long as others have to do, they get the CPU: what is measured is not who shares it.
+            // Attackers get the CPU only if no other process wants it, because the test does not
+            // measure how the CPU is shared.
             let mut c = Command::new("nice");
             c.args(["-n", "19"]).arg(&self.program).arg("assault").arg("--socket").arg(self.stage.socket());
             c.args(["--port", &self.victim(kernel).port.to_string(), "--uid", &uid.to_string(), "--time", "3600"]);
@@ -90,13 +92,13 @@ impl Scene {
         Proc::spawn(&self.stage.dir, "probe", c)
     }
 
-    /// What an honest program sees for so many seconds.
+    /// The figures of an honest program that runs for this many seconds.
     pub fn figures(&self, seconds: f64, kernel: bool) -> Result<Figures> {
         let said = self.probe(seconds, kernel).finish(Duration::from_secs(180)).stdout;
         serde_json::from_str(&said).with_context(|| format!("the honest program says {said:?}"))
     }
 
-    /// The same while the server is stopped half of the time.
+    /// The same figures while the server is stopped half of the time.
     pub fn figures_of_busy(&self, seconds: f64, kernel: bool) -> Result<Figures> {
         let over = AtomicBool::new(false);
         std::thread::scope(|s| {
@@ -114,7 +116,7 @@ impl Scene {
         })
     }
 
-    /// What the monitor says of itself; `reset`: its counters are zero afterwards.
+    /// The monitor's report about itself. `reset` sets its counters to zero afterwards.
     pub fn report(&self, reset: bool) -> Option<Report> {
         let mut peer = Peer::connect(&self.stage.socket()).ok()?;
         let asked = Packet { arg1: reset.into(), arg2: 1, ..Packet::new(request::Report::KIND) };
@@ -123,13 +125,13 @@ impl Scene {
         let (answer, fd) = answer?;
         let fd = fd?;
         let mut text = vec![0; answer.arg0 as usize];
-        // SAFETY: the buffer has as many bytes.
+        // SAFETY: the buffer has `text.len()` bytes.
         let n = unsafe { libc::pread(fd, text.as_mut_ptr().cast(), text.len(), 0) };
         let _ = sys::close(fd);
         (n == text.len() as isize).then(|| serde_json::from_slice(&text).ok())?
     }
 
-    /// How long until nothing counts for any hostile user.
+    /// How long it takes until the monitor holds nothing for any hostile user.
     pub fn time_until_nothing_is_left(&self) -> Result<Duration> {
         let began = Instant::now();
         let hostile = |uid: u32| (HOSTILE..HOSTILE + USERS).contains(&uid) || uid >= STRANGERS;
@@ -151,7 +153,7 @@ impl Scene {
             size.descriptors += count("fd");
             size.threads += count("task");
             let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            // (Memory of channels is a user's, and files are the system's.)
+            // (Memory of channels counts for its user, and files count for the system.)
             let of = |name: &str| {
                 let rest = text.lines().find_map(|l| l.strip_prefix(name))?;
                 rest.split_whitespace().next()?.parse::<u64>().ok()

@@ -1,4 +1,4 @@
-//! The attacks that play messages themselves, each with what is the same by kernel TCP.
+//! The attacks whose process sends the messages itself, each with its equivalent over kernel TCP.
 
 use super::probe::Figure::{self, Asked, Connect, Hello, Request};
 use super::{closings, floods, heavy, means};
@@ -6,26 +6,26 @@ use crate::lives::Life;
 
 pub type Script = fn(&mut Life) -> Option<()>;
 
-/// Who attacks.
+/// The attacking user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Who {
-    /// A user who shares memory with nobody.
+    /// A user that shares memory with no other user.
     Stranger,
-    /// One that the administrator has named with the server's.
+    /// A user that the administrator allows to share memory with the server's user.
     Shared,
     /// The server's own user.
     Peer,
 }
 
 pub struct Attack {
-    /// Of the table in the issue of which this is the test.
+    /// The row in the issue's table that this attack tests.
     pub row: u8,
     pub name: &'static str,
     pub who: Who,
     pub ours: Script,
     pub kernel: Script,
     pub figure: Figure,
-    /// The server is stopped half of the time, and reads nothing then.
+    /// The server is stopped half of the time, and then reads nothing.
     pub is_busy: bool,
 }
 

@@ -8,11 +8,11 @@ use super::table::Who;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
-/// Turns of the monitor's loop that took longer are seen by others.
+/// Other processes notice turns of the monitor's loop that take longer than this.
 const LONGEST_US: u64 = 5000;
 const P999_US: u64 = 1024;
 
-/// The upper end of the class that has so many of a thousand turns.
+/// The upper end of the class (a power of two) below which this many of a thousand turns are.
 fn quantile(turns: &[u64], per_mille: u64) -> u64 {
     let all: u64 = turns.iter().sum();
     let mut seen = 0;

@@ -1,4 +1,4 @@
-//! mio's TCP sockets: what its documentation promises, through `Poll` alone.
+//! mio's TCP sockets: what mio's documentation promises, tested through `Poll` alone.
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{event::Event, Events, Interest, Poll, Token, Waker};
@@ -26,7 +26,7 @@ fn wait(poll: &mut Poll, token: Token, wanted: impl Fn(&Event) -> bool) {
     panic!("no such event of {token:?}");
 }
 
-/// No event of `token` comes for a moment.
+/// Checks that no event of `token` comes for 50 ms.
 #[track_caller]
 fn quiet(poll: &mut Poll, token: Token) {
     let mut events = Events::with_capacity(16);
@@ -93,7 +93,7 @@ fn nobody_listens() {
     let address: SocketAddr = listener.local_addr().unwrap();
     drop(listener);
     let mut poll = Poll::new().unwrap();
-    // Refused at once, or by an event.
+    // The connection is refused at once, or by an event.
     let Ok(mut c) = TcpStream::connect(address) else { return };
     poll.registry().register(&mut c, CLIENT, Interest::READABLE | Interest::WRITABLE).unwrap();
     wait(&mut poll, CLIENT, |e| e.is_error() || e.is_read_closed() || e.is_write_closed());
@@ -106,7 +106,7 @@ fn edges_and_would_block() {
     would_block(p.client.read(&mut [0; 8]));
     p.server.write_all(b"hello").unwrap();
     wait(&mut p.poll, CLIENT, Event::is_readable);
-    // Edge-triggered: no other event until more comes.
+    // Edge-triggered: no other event comes before more bytes.
     quiet(&mut p.poll, CLIENT);
     let mut got = [0; 8];
     assert_eq!(p.client.read(&mut got).unwrap(), 5);
@@ -214,7 +214,7 @@ fn options() {
 fn raw_descriptor_and_back() {
     let mut p = pair();
     let fd = p.client.into_raw_fd();
-    // SAFETY: just given up.
+    // SAFETY: `into_raw_fd` has just given up the ownership of `fd`.
     let mut client = unsafe { TcpStream::from_raw_fd(fd) };
     assert_eq!(client.as_raw_fd(), fd);
     p.server.write_all(b"same").unwrap();
@@ -300,7 +300,8 @@ fn a_hundred_connections() {
                 let mut buf = [0; 256];
                 loop {
                     match s.read(&mut buf) {
-                        // An end that comes while we read is read, and reported afterwards.
+                        // An end that arrives during the loop is read here, and reported
+                        // afterwards.
                         Ok(0) => break ended[e.token().0 - 10] = true,
                         Ok(n) => s.write_all(&buf[..n]).unwrap(),
                         Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,

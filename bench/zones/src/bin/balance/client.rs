@@ -1,5 +1,5 @@
-//! Clients that come at a fixed rate: one thread, one epoll instance, on CPU 0 and before
-//! everything else there, as if they were on another machine.
+//! Clients that start requests at a fixed rate. One thread with one epoll instance runs all clients on CPU 0. Over the
+//! network it has real-time priority there, as if the clients were on another machine.
 
 use anyhow::{Context, Result};
 use fsocket_testkit::netns::NetHost;
@@ -13,34 +13,34 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections under way at most; what comes beyond is lost.
+/// Maximum number of open connections. Requests beyond that are not begun, and count as lost.
 const MOST: usize = 8192;
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     After(Duration),
-    /// Given up.
+    /// The client gave up after its time limit.
     TimedOut,
-    /// Reset, refused, cut off.
+    /// The connection was reset, refused or cut off.
     Failed(String),
-    /// The client could not begin it: no port, or too many under way.
+    /// The client could not begin the request: there was no free port, or [`MOST`] connections were open.
     NotBegun,
 }
 
-/// Requests by when they were begun.
+/// Results of requests, each with the time when the request was due (counted from the start).
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     all: Vec<(Duration, End)>,
 }
 
 impl Outcome {
-    /// Those begun between two times since the start.
+    /// The requests that were due between two times (counted from the start).
     pub fn between(&self, from: Duration, to: Duration) -> Outcome {
         Outcome { all: self.all.iter().filter(|(at, _)| (from..to).contains(at)).cloned().collect() }
     }
 
-    /// Milliseconds; who was not answered waited longer than anybody.
+    /// A percentile of the latencies, in milliseconds. A request without an answer counts as infinitely slow.
     pub fn percentile(&self, share: f64) -> Option<f64> {
         let ms = |end: &End| match end {
             End::After(latency) => latency.as_secs_f64() * 1000.0,
@@ -51,14 +51,14 @@ impl Outcome {
         v.get(((v.len() as f64 * share) as usize).min(v.len().saturating_sub(1))).copied()
     }
 
-    /// All, timed out, failed, not begun.
+    /// Numbers of requests: all, timed out, failed, not begun.
     pub fn counts(&self) -> [usize; 4] {
         let n = |end: End| self.all.iter().filter(|(_, e)| *e == end).count();
         let failed = self.causes().values().sum();
         [self.all.len(), n(End::TimedOut), failed, n(End::NotBegun)]
     }
 
-    /// Of those that failed.
+    /// The causes of failed requests, with their numbers.
     pub fn causes(&self) -> BTreeMap<String, usize> {
         let mut sum = BTreeMap::new();
         for (_, end) in &self.all {
@@ -70,13 +70,13 @@ impl Outcome {
     }
 }
 
-/// Said by clients that are a program of their own, when they begin.
+/// The first line of output of a client process. It says that the process has begun.
 pub const HERE: &str = "clients come";
 
 pub enum Client {
-    /// In another network namespace.
+    /// A thread of this process, in another network namespace.
     Thread(Arc<AtomicBool>, JoinHandle<Outcome>),
-    /// With the library, or on its side of the comparison.
+    /// A process on the server's host, with the library unless stock is measured.
     Program(Proc),
 }
 
@@ -114,10 +114,10 @@ extern "C" fn stop(_: i32) {
     STOP.store(true, Ordering::Relaxed);
 }
 
-/// To be the clients, until SIGTERM: what became of each request is written to stdout. Not
-/// before everything else: what is between them and the server is their own work.
+/// Runs the clients until SIGTERM, and writes the result of each request to stdout. The clients have no real-time
+/// priority, because the transport between them and the server is their own CPU work.
 pub fn serve(to: SocketAddr, rate: f64, timeout: Duration) {
-    // SAFETY: a handler that only stores.
+    // SAFETY: the handler only stores to an atomic.
     unsafe { libc::signal(libc::SIGTERM, stop as extern "C" fn(i32) as libc::sighandler_t) };
     super::cpu::here(0).expect("CPU 0");
     println!("{HERE}");
@@ -146,7 +146,7 @@ impl End {
     fn cut_off() -> End {
         End::Failed("cut off".to_owned())
     }
-    /// A line of [`serve`].
+    /// Parses a line that [`serve`] wrote.
     fn parse(line: &str) -> Option<(Duration, End)> {
         let (at, end) = line.split_once(' ')?;
         let end = match end {
@@ -169,15 +169,15 @@ struct Request {
 }
 
 fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Outcome {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes no pointers.
     let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     assert!(ep >= 0, "epoll");
-    // SAFETY: just made, ours alone.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let ep = unsafe { std::os::fd::OwnedFd::from_raw_fd(ep) };
     let started = Instant::now();
     let mut all = Vec::new();
     let mut open: HashMap<i32, Request> = HashMap::new();
-    // In the order of their beginning, to find those that have waited too long.
+    // Open requests in the order in which they began, to find those that have waited too long.
     let mut order: VecDeque<(Instant, i32)> = VecDeque::new();
     let mut next = 0u64;
     loop {
@@ -188,7 +188,8 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
         let due = |n: u64| started + Duration::from_secs_f64(n as f64 / rate);
         while !stopped && due(next) <= Instant::now() {
             next += 1;
-            // Since when it should have begun: a client that is held up hides nothing.
+            // The latency counts from the time when the request was due, so that a client that runs late hides no
+            // delay.
             let begun = due(next - 1);
             match (open.len() < MOST).then(|| begin(&ep, to)).flatten() {
                 Some(stream) => {
@@ -203,7 +204,7 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
             if stopped { Duration::from_millis(20) } else { due(next).saturating_duration_since(Instant::now()) };
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 256];
         let ts = libc::timespec { tv_sec: 0, tv_nsec: i64::from(wait.min(Duration::from_millis(20)).subsec_nanos()) };
-        // SAFETY: an array of that many events, and a timespec.
+        // SAFETY: `events` is writable for its length, and `ts` lives through the call.
         let n = unsafe {
             libc::syscall(libc::SYS_epoll_pwait2, ep.as_raw_fd(), events.as_mut_ptr(), events.len(), &ts, 0, 0)
         };
@@ -217,7 +218,7 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
         }
         while order.front().is_some_and(|(begun, _)| begun.elapsed() > timeout) {
             let Some((begun, fd)) = order.pop_front() else { break };
-            // The number may be another's by now.
+            // The descriptor number may belong to a newer request by now.
             if open.get(&fd).is_some_and(|r| r.begun == begun) {
                 forget(&ep, open.remove(&fd));
                 all.push((begun - started, End::TimedOut));
@@ -231,12 +232,12 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
 
 fn watch(ep: &impl AsRawFd, op: i32, fd: i32, events: i32) -> bool {
     let mut ev = libc::epoll_event { events: events as u32, u64: fd as u64 };
-    // SAFETY: one event.
+    // SAFETY: `ev` lives through the call.
     unsafe { libc::epoll_ctl(ep.as_raw_fd(), op, fd, &mut ev) == 0 }
 }
 
-/// Out of the instance before it is closed: a child that is being started may hold the
-/// socket for a moment, and its number is soon another's.
+/// Removes the socket from the epoll instance before it is closed. A child process that is being started may hold
+/// the socket for a moment, so the close alone would not remove it. Its descriptor number is soon used again.
 fn forget(ep: &impl AsRawFd, r: Option<Request>) {
     if let Some(r) = r {
         watch(ep, libc::EPOLL_CTL_DEL, r.stream.as_raw_fd(), 0);
@@ -246,12 +247,12 @@ fn forget(ep: &impl AsRawFd, r: Option<Request>) {
 fn begin(ep: &impl AsRawFd, to: SocketAddr) -> Option<TcpStream> {
     let SocketAddr::V4(to) = to else { return None };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };
     if fd < 0 {
         return None;
     }
-    // SAFETY: just made, ours alone.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let stream = unsafe { TcpStream::from_raw_fd(fd) };
     let addr = libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
@@ -259,13 +260,13 @@ fn begin(ep: &impl AsRawFd, to: SocketAddr) -> Option<TcpStream> {
         sin_addr: libc::in_addr { s_addr: u32::from(*to.ip()).to_be() },
         sin_zero: [0; 8],
     };
-    // SAFETY: an address of that size.
+    // SAFETY: `addr` is readable for the given length.
     let r = unsafe { libc::connect(fd, (&raw const addr).cast(), size_of_val(&addr) as u32) };
     let begun = r == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINPROGRESS);
     (begun && watch(ep, libc::EPOLL_CTL_ADD, fd, libc::EPOLLOUT)).then_some(stream)
 }
 
-/// None: it goes on.
+/// Sends the request, or reads the answer. None: the request goes on.
 fn step(ep: &impl AsRawFd, r: &mut Request) -> Option<End> {
     if !r.sent {
         if let Err(e) = r.stream.write_all(b"GET /64 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n") {

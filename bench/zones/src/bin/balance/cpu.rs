@@ -1,4 +1,4 @@
-//! Hogs, a CPU-bound job, and who runs where.
+//! CPU hogs, a CPU-bound job, CPU affinity and priority of threads, and CPU use.
 
 use anyhow::{ensure, Context, Result};
 use fsocket_testkit::process::{set_affinity, set_realtime};
@@ -8,34 +8,33 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// CPUs of this process.
+/// Number of CPUs that this process may use.
 pub fn count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The CPUs that are disturbed: the upper half.
+/// The disturbed CPUs: the upper half.
 fn upper() -> std::ops::Range<usize> {
     count() / 2..count()
 }
 
 fn gettid() -> i32 {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::gettid() }
 }
 
-/// The calling thread: on that CPU.
+/// Binds the calling thread to the CPU.
 pub fn here(cpu: usize) -> std::io::Result<()> {
     set_affinity(gettid(), &[cpu])
 }
 
-/// The calling thread: on that CPU, before everything else.
+/// Binds the calling thread to the CPU, with real-time priority.
 pub fn urgent_here(cpu: usize) -> std::io::Result<()> {
     here(cpu)?;
     set_realtime(gettid())
 }
 
-/// The kernel's threads that take steered packets, as urgent as the interrupts they stand
-/// for.
+/// Gives real-time priority to the kernel threads that take steered packets, because they stand for interrupts.
 pub fn urgent_cpumaps() -> Result<()> {
     let mut found = 0;
     for entry in std::fs::read_dir("/proc")?.flatten() {
@@ -55,7 +54,7 @@ fn piece(seed: u64) -> u64 {
     (0..2000u64).fold(seed, |x, i| black_box(x.rotate_left(7).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ i))
 }
 
-/// Threads that do nothing but compute, so many on each CPU of the upper half.
+/// Threads that only compute, `each` of them on each CPU of the upper half.
 pub struct Hogs {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -86,8 +85,8 @@ impl Hogs {
     }
 }
 
-/// The job: `each` threads on each CPU of the upper half, `work` pieces each; how long it
-/// takes.
+/// Runs the CPU-bound job, and returns its duration. The job has `each` threads on each CPU of the upper half, and
+/// each thread has `work` pieces of work. An error after `limit`.
 pub fn job(each: usize, work: u64, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let spawn = |cpu: usize| {
@@ -109,7 +108,7 @@ pub fn job(each: usize, work: u64, limit: Duration) -> Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// As much work as takes about 3 s without a server; and how long exactly.
+/// The number of pieces of work that take about 3 s without a server, and their measured duration.
 pub fn calibrate(each: usize) -> Result<(u64, Duration)> {
     let trial = job(each, 20_000, Duration::from_secs(60))?;
     let work = (20_000.0 * 3.0 / trial.as_secs_f64()) as u64;
@@ -121,7 +120,7 @@ pub fn calibrate(each: usize) -> Result<(u64, Duration)> {
     Ok((work, took[1]))
 }
 
-/// CPU time since some moment: clock ticks by CPU, idle and all.
+/// A reading of CPU time: for each CPU, the clock ticks that it was idle, and all clock ticks.
 pub struct Used(Vec<(u64, u64)>);
 
 impl Used {
@@ -137,7 +136,7 @@ impl Used {
         )
     }
 
-    /// Percent of each CPU that was not idle.
+    /// Percent of each CPU's time since this reading that was not idle.
     pub fn since(&self) -> Vec<f64> {
         let share = |((idle, all), (idle_then, all_then)): (&(u64, u64), &(u64, u64))| {
             let all = all.saturating_sub(*all_then).max(1) as f64;

@@ -1,4 +1,4 @@
-//! Fresh hosts with a running server, and the clients that come to it.
+//! Fresh hosts with a running server, and the clients that connect to it.
 
 use super::client::{self, Client};
 use super::{cpu, Args, Kind, Path};
@@ -24,7 +24,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// `receives`: so many CPUs do, the lower ones.
+    /// `receives`: number of CPUs that receive packets, from CPU 0 on.
     pub fn new(kind: Kind, args: &Args, backlog: u32, receives: usize) -> Result<Stage> {
         let (cpus, path) = (cpu::count(), args.path);
         let chain = match path {
@@ -59,7 +59,7 @@ impl Stage {
         Ok(Stage { _server: server, host, front, kind, chain })
     }
 
-    /// A client program.
+    /// A command that runs `program` where the clients are.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         match &self.chain {
             Some(chain) => {
@@ -71,7 +71,7 @@ impl Stage {
         }
     }
 
-    /// Requests a second that wrk gets.
+    /// Requests per second that wrk gets.
     pub fn full_rate(&self, seconds: u32) -> Result<f64> {
         let mut wrk = self.command(find_program("wrk").context("wrk is not installed")?);
         wrk.args([format!("-t{}", cpu::count()), "-c64".to_owned(), format!("-d{seconds}s")]);
@@ -82,7 +82,7 @@ impl Stage {
         rate.with_context(|| format!("wrk: no rate in {said}"))
     }
 
-    /// Clients begin to come.
+    /// Starts clients that begin `rate` requests per second. `timeout`: seconds until a client gives up.
     pub fn drive(&self, rate: f64, timeout: u64) -> Result<Client> {
         let Some(chain) = &self.chain else {
             let mut command = self.command(std::env::current_exe()?);
@@ -99,12 +99,12 @@ impl Stage {
         self.host.zones()
     }
 
-    /// The server's and the clients' counters, where there is a monitor.
+    /// Counters of the server and the clients, if there is a monitor.
     pub fn counted(&self) -> Option<Snapshot> {
         (self.kind != Kind::Reuseport).then(|| self.host.snapshot())
     }
 
-    /// A command of ours beside them.
+    /// Starts a command of `fastsocket` beside the server and its clients.
     pub fn watch(&self, args: &[&str]) -> Proc {
         let mut stat = self.host.command(Side::Stock, artifacts::cli());
         stat.env("FASTSOCKET_SOCKET", self.host.socket()).args(args);

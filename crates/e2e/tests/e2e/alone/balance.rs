@@ -1,6 +1,6 @@
-//! Connection stealing: a worker that does not accept leaves no connection waiting while
-//! another is idle, however they wait. Clients are stock, so that every connection is
-//! the kernel's.
+//! Connection stealing: if a worker does not accept, its connections must not wait while another
+//! worker is idle, whatever call it waits in. Clients run without the library, so that every
+//! connection uses the kernel.
 
 use fsocket_e2e::busy::{patient, signal, stolen, Server, Stopped};
 use fsocket_e2e::need_two_cpus;
@@ -10,7 +10,7 @@ use fsocket_testkit::{net, stock_mode, Host, Proc};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How workers wait, and what is switched off.
+/// The call in which workers wait, and the features that are switched off.
 const WAYS: [(&str, &str); 10] = [
     ("epoll", "shm"),
     ("edge", "shm"),
@@ -20,7 +20,7 @@ const WAYS: [(&str, &str); 10] = [
     ("thread-epoll", "shm"),
     ("thread-edge", "shm"),
     ("thread-exclusive", "shm"),
-    // Beside SYN queues.
+    // With shared memory on, so that SYN queues exist as well.
     ("epoll", ""),
     ("poll", ""),
 ];
@@ -31,7 +31,7 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
     two_at_once(&WAYS, |&(mode, off)| is_served_by_another(mode, off));
 }
 
-/// Most of such a test is waiting: a half of the cases beside the other one.
+/// Runs the cases in two halves side by side, because each case mostly waits.
 fn two_at_once<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
     std::thread::scope(|s| {
         for half in cases.chunks(cases.len().div_ceil(2)) {
@@ -47,8 +47,8 @@ fn is_served_by_another(mode: &str, off: &str) {
     let sleeper = server.say(0, "sleep 2");
     let sleeps = Instant::now();
     std::thread::sleep(Duration::from_millis(100));
-    // They come to the sleeper's queue one after the other, as long as it sleeps for
-    // certain: each time somebody who sleeps must be woken.
+    // Connections arrive in turn in the queue of a worker that certainly sleeps. Each of them must
+    // wake another sleeping worker.
     let mut n = 0;
     while n < 20 && sleeps.elapsed() < Duration::from_millis(1400) {
         let c = server.say(0, "who");
@@ -72,8 +72,8 @@ fn is_served_by_another(mode: &str, off: &str) {
     assert!(counter(&zones, counted) >= n, "{mode}: {n}, {zones:#}");
 }
 
-/// Where workers have sockets of their own (SO_REUSEPORT) the kernel wakes nobody else; the
-/// monitor does when it has looked twice.
+/// If workers have SO_REUSEPORT sockets of their own, the kernel wakes only the owner of the
+/// socket. The monitor wakes another worker if it finds the connection waiting twice in a row.
 #[test]
 fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
     need_two_cpus!();
@@ -154,7 +154,7 @@ fn switched_off() {
     drop(server.process);
 }
 
-/// A client with the library: all its connections go over shared memory.
+/// A client with the library. All its connections use shared memory.
 const SHM_CLIENT: &str = r#"
 import socket, sys, time
 address = ("127.0.0.1", int(sys.argv[1]))
@@ -190,7 +190,7 @@ fn over_shared_memory_nobody_waits_behind_a_sleeping_worker_either() {
     for mode in ["epoll", "edge", "poll", "block"] {
         let host = Host::new();
         let port = net::free_port();
-        let script = fsocket_testkit::script("apps/busy_server.py").display().to_string();
+        let script = fsocket_testkit::helper("busy_server.py").display().to_string();
         let mut command = host.command(Accel, fsocket_testkit::PYTHON);
         command.args([&script, mode, &port.to_string(), "2", "64"]);
         let _server = Proc::spawn(host.logs(), mode, command);
@@ -211,7 +211,8 @@ fn over_shared_memory_nobody_waits_behind_a_sleeping_worker_either() {
     }
 }
 
-/// Listens with two threads that watch, closes, and listens there again at once.
+/// Listens with two threads that watch the listener, closes it, and at once listens on the same
+/// port again.
 const AGAIN: &str = r#"
 import select, socket, sys, threading
 port = int(sys.argv[1])
@@ -252,9 +253,8 @@ fn an_address_is_free_when_its_listener_is_closed() {
     assert!(joins >= 80, "{joins} local listen sockets");
 }
 
-/// Two workers that take turns, one after the other as their parent says. The second gives up
-/// before it has read that the first may be stolen from; then that one gives up, with
-/// connections in its queue.
+/// Two workers that take turns as their parent tells them. The second worker stops before it has
+/// read that it may steal from the first. Then the first one stops, with connections in its queue.
 const TURNS: &str = r#"
 import os, select, socket, sys
 listener = socket.socket()

@@ -1,5 +1,5 @@
-//! In which order a worker takes from its own queue and from those of others: busy ones, and
-//! those whose worker has gone.
+//! The order in which a worker takes connections from its own queue and from other queues: those
+//! of busy workers, and those whose worker has ended.
 
 use fsocket_e2e::busy::{patient, signal, Server, Stopped};
 use fsocket_e2e::need_two_cpus;
@@ -8,8 +8,9 @@ use fsocket_testkit::{net, stock_mode, Host};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How many of the others' connections were accepted before the last of the own ones; and all
-/// in order, true: another's.
+/// Returns how many of the others' connections were accepted before the last of its own
+/// connections. Also returns all connections in the order of acceptance; `true` marks one of
+/// another worker.
 #[track_caller]
 fn beside(server: &Server, own: &[TcpStream], others: &[TcpStream]) -> (usize, Vec<(i32, bool)>) {
     let mut order: Vec<(i32, bool)> = own.iter().map(|c| (server.all_told(c)[2], false)).collect();
@@ -22,7 +23,7 @@ fn beside(server: &Server, own: &[TcpStream], others: &[TcpStream]) -> (usize, V
 #[test]
 fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
     need_two_cpus!();
-    // Limit 32 a zone, busy above 24.
+    // Each zone has a limit of 32 connections, and is busy above 24.
     let host = patient();
     let server = Server::start(&host, "epoll", 64, &[]);
     let Stopped { workers: [victim, other], waiting: [waiting, _] } = server.stopped([40, 0]);
@@ -44,7 +45,7 @@ fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
     if stock_mode() {
         return;
     }
-    // All of them are the one's that is left; its queue is not busy any more.
+    // The remaining worker has accepted all of them, so its queue is no longer busy.
     for cpu in 0..2 {
         assert_eq!(server.worker(cpu).0, other);
     }
@@ -60,7 +61,7 @@ fn five_local_ones_for_one_of_a_busy_zone() {
     if stock_mode() {
         return eprintln!("PATH NOT ASSERTED: stock mode");
     }
-    // Limit 64 a zone, busy above 48.
+    // Each zone has a limit of 64 connections, and is busy above 48.
     let host = patient();
     let server = Server::start(&host, "epoll", 128, &[]);
     let Stopped { workers: [victim, thief], waiting: [busy, own] } = server.stopped([60, 40]);
@@ -76,7 +77,7 @@ fn who_waits_at_a_dead_worker_takes_turns_with_who_waits_at_a_living_one() {
     if stock_mode() {
         return eprintln!("PATH NOT ASSERTED: stock mode");
     }
-    // Limit 128 a zone: nobody is busy.
+    // Each zone has a limit of 128 connections, so no zone is busy.
     let host = patient();
     let server = Server::start(&host, "epoll", 256, &[]);
     let Stopped { workers: [victim, other], waiting: [orphans, own] } = server.stopped([15, 60]);

@@ -1,4 +1,5 @@
-//! Workers that have enough to do are not woken for others' connections, until they have less.
+//! A worker with enough work of its own is not woken for connections of others until it has less
+//! work.
 
 use fsocket_e2e::busy::{patient, signal, stolen, Server};
 use fsocket_e2e::need_two_cpus;
@@ -8,15 +9,15 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Sockets of others in the epoll instances of a process: what the kernel says of those that
-/// bear our mark.
+/// Number of other workers' sockets in the epoll instances of a process. The kernel shows them in
+/// fdinfo, and the library's events are recognized by their mark.
 fn watched_peers(pid: i32) -> usize {
     let infos = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
     let texts = infos.filter_map(|f| std::fs::read_to_string(f.path()).ok());
     texts.map(|t| t.matches("data: f50c4e7be11a0003").count()).sum()
 }
 
-/// So many short connections from both CPUs that the workers have enough to do.
+/// Sends many short connections from both CPUs, so that the workers are busy.
 fn much_comes(server: &Server) {
     let until = Instant::now() + Duration::from_millis(400);
     std::thread::scope(|s| {
@@ -57,7 +58,8 @@ fn who_has_enough_to_do_is_not_told_of_others() {
                 unsubscribed = unsubscribed.max(2 - told().min(2));
             }
             waiting.iter().for_each(|c| _ = server.told(c));
-            // Nothing more comes, and each sleeps.
+            // When no more connections come, each worker sleeps, and is again told of the other
+            // one's connections.
             let again = net::wait_until(Duration::from_secs(60), || told() == 2);
             assert!(again.is_ok(), "{mode}: {} are told", told());
             if unsubscribed > 0 {
@@ -68,7 +70,8 @@ fn who_has_enough_to_do_is_not_told_of_others() {
     }
 }
 
-/// One that sleeps meanwhile looks at the other's queue before it is long for whom waits there.
+/// A worker that is not told of the other worker's connections must look at that queue by itself
+/// after it has slept a while.
 #[test]
 fn who_is_not_told_of_others_and_sleeps_looks_by_itself() {
     need_two_cpus!();
@@ -96,7 +99,7 @@ fn who_is_not_told_of_others_and_sleeps_looks_by_itself() {
     assert!(stolen(&host.zones()) >= unsubscribed, "{:#}", host.zones());
 }
 
-/// Nobody says so: each finds that it has slept in vain.
+/// No message tells a worker that little comes: it notices that it has slept in vain.
 #[test]
 fn each_thread_is_told_of_the_other_again_when_little_comes() {
     need_two_cpus!();

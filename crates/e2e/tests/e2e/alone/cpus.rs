@@ -1,5 +1,5 @@
-//! CPUs that are taken from workers while they serve, and given back: nobody is refused, nobody
-//! waits for ever.
+//! CPUs are taken from workers while these serve, and are given back. No connection may be refused
+//! or wait for ever.
 
 use fsocket_e2e::cpus::Cpuset;
 use fsocket_e2e::native::{self, Echo};
@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Connections from stock clients on both CPUs while `happens`; how many, and the slowest. Every
-/// one must be answered.
+/// Runs `happens` while stock clients on both CPUs open connections, all of which must be
+/// answered. Returns the number of connections and the time of the slowest.
 #[track_caller]
 fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
     let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
@@ -25,7 +25,7 @@ fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
             slowest = slowest.max(began.elapsed());
             n += 1;
             if n % 16 == 0 {
-                // A machine without any time left takes minutes to give a CPU away.
+                // Pause, because a fully loaded machine takes minutes to give a CPU away.
                 std::thread::sleep(Duration::from_millis(4));
             }
         }
@@ -34,7 +34,7 @@ fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
     let served = std::thread::scope(|s| {
         let clients: Vec<_> = (0..4).map(|_| s.spawn(client)).collect();
         std::thread::sleep(Duration::from_millis(300));
-        // Also where it panics the clients must end.
+        // The clients must end even if `happens` panics.
         let happened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(happens));
         stop.store(true, Ordering::Relaxed);
         let all: Vec<_> = clients.into_iter().map(|c| c.join()).collect();
@@ -44,12 +44,12 @@ fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
         let all = all.into_iter().map(|c| c.expect("every connection is answered"));
         all.fold((0, Duration::ZERO), |(n, slowest), (m, s)| (n + m, slowest.max(s)))
     });
-    // (It would come again after a second.)
+    // A dropped SYN would be sent again after a second, so the connection alone does not show it.
     assert_eq!(dropped_syns(), dropped, "a SYN was dropped");
     served
 }
 
-/// SYNs that found a full queue, in this network namespace.
+/// Number of SYNs that met a full queue, in this network namespace.
 fn dropped_syns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("counters");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: ")).map(str::split_whitespace);
@@ -62,7 +62,7 @@ fn dropped_syns() -> u64 {
 fn served(what: &str, host: &Host, server: &Server, (n, slowest): (u64, Duration)) {
     println!("{what}: {n} connections, the slowest took {slowest:?}");
     assert!(n > 100, "{what}: {n} connections");
-    // And afterwards, from each CPU.
+    // The server must still answer clients on each CPU.
     for cpu in 0..2 {
         assert_eq!(server.ask("127.0.0.1", cpu, 30).len(), 30);
     }
@@ -73,12 +73,12 @@ fn served(what: &str, host: &Host, server: &Server, (n, slowest): (u64, Duration
     let all: u64 =
         ["local", "global", "remote", "stolen"].iter().map(|k| counter(&zones, &format!("accept_{k}"))).sum();
     assert!(all >= n + 60, "{what}: {zones:#}");
-    // Clients on further CPUs have no worker of their own there.
+    // Clients on further CPUs (if there are more than two) have no local worker.
     let own = counter(&zones, "accept_local");
     assert!(own > 0 && (cpus() > 2 || own * 2 > all), "{what}: most are a worker's own: {zones:#}");
 }
 
-/// Ways of waiting, of pinning, with and without stealing.
+/// Server modes with their options (pinned or not), and the features that are switched off.
 const WAYS: [(&str, &[&str], &str); 4] = [
     ("fork-epoll", &["pin"], "shm,balance"),
     ("fork-epoll", &["pin"], "shm"),
@@ -102,7 +102,8 @@ fn a_cpu_is_unplugged_and_plugged_again() {
     }
 }
 
-/// Server and monitor begin while a CPU is away, and find it later; a worker on it joins then.
+/// Server and monitor start while a CPU is away. When the CPU returns, a worker on it must get a
+/// zone.
 #[test]
 fn begun_while_a_cpu_is_unplugged() {
     need_two_cpus!();
@@ -127,7 +128,7 @@ fn begun_while_a_cpu_is_unplugged() {
     }
 }
 
-/// Both ends look at the CPU of the other to know whether spinning pays.
+/// In shared memory each end looks at the CPU of the other end to decide whether spinning pays.
 #[test]
 fn unplugged_beneath_shared_memory() {
     need_two_cpus!();
@@ -141,7 +142,7 @@ fn unplugged_beneath_shared_memory() {
         ask.args(["ask", &port, "6", "1000"]);
         Proc::spawn(host.logs(), "ask", ask).finish(Duration::from_secs(60)).success().says("ok");
     };
-    // Clients one after the other, from before the first time to after the last.
+    // Clients run one after the other, from before the first change until after the last.
     ask();
     let mut clients = 1;
     std::thread::scope(|s| {
@@ -156,7 +157,7 @@ fn unplugged_beneath_shared_memory() {
     host.snapshot().since(&before).assert_shm(6 * (clients + 1));
 }
 
-/// A CPU is taken from the group that the workers are in, and given back.
+/// A CPU is taken from the workers' control group, and given back.
 #[test]
 fn a_cpu_is_taken_by_a_cpuset() {
     need_two_cpus!();

@@ -1,5 +1,6 @@
-//! Flow groups move away from a worker that does not accept, and come back, under load
-//! between hosts; what is open stays open. Groups of a steered device, and of a listener.
+//! Flow groups move away from a worker that does not accept, and move back later, under load
+//! between hosts. Open connections must survive. Tests cover the groups of a steered device and
+//! those of a listener.
 
 use fsocket_e2e::need_steering;
 use fsocket_testkit::host::Stock;
@@ -13,7 +14,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Flow groups of CPU 0, those moved so far, those brought back, and those that are away.
+/// Numbers of flow groups: those of CPU 0, those moved so far, those moved back, and those that
+/// are away now.
 type Seen = (u64, u64, u64, u64);
 
 fn groups(host: &Host) -> Seen {
@@ -24,18 +26,19 @@ fn groups(host: &Host) -> Seen {
     (number(&groups["by_cpu"]["0"]), moved, returned, away)
 }
 
-/// Once there are any.
+/// Waits until there are flow groups.
 fn first_groups(host: &Host) -> Seen {
     let there = || host.zones()["flow_groups"][0]["by_cpu"]["0"].is_u64();
     net::wait_until(Duration::from_secs(60), there).expect("flow groups");
     groups(host)
 }
 
-/// Idle time and all time of a CPU, in clock ticks.
+/// Idle time and total time of a CPU, in clock ticks.
 fn times(cpu: u32) -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
     let line = text.lines().find_map(|l| l.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");
-    // user nice system idle iowait irq softirq steal; guests are in user.
+    // The fields are: user nice system idle iowait irq softirq steal. Guest time is included in
+    // user.
     let v: Vec<u64> = line.split_whitespace().take(8).map(|w| w.parse().expect("a number")).collect();
     (v[3] + v[4], v.iter().sum())
 }
@@ -62,7 +65,7 @@ fn groups_of_a_device_move_from_a_worker_that_does_not_look_and_come_back() {
 #[test]
 fn groups_of_a_listener_move_from_a_worker_that_does_not_look_and_come_back() {
     need_steering!();
-    // Each CPU receives half, whatever the clients' CPUs.
+    // Each CPU receives half of the packets, whatever CPU the clients run on.
     move_and_come_back(&Receive::Threads(vec![0, 1]), false);
 }
 
@@ -82,7 +85,7 @@ fn move_and_come_back(receive: &Receive, steered: bool) {
     }
     assert_eq!(first_groups(&host), (2048, 0, 0, 0));
 
-    // Which worker has CPU 0, and connections that the other one holds.
+    // Find the worker of CPU 0, and open connections that the other worker holds.
     let zones = host.zones();
     let workers = zones["groups"][0]["workers"].as_array().expect("workers").clone();
     let of =
@@ -101,27 +104,28 @@ fn move_and_come_back(receive: &Receive, steered: bool) {
     let plan = Plan::get(front, "/64", &[b'x'; 64], 8);
     let load = Load::start(&plan, Some(&chain.client), None);
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: a signal to a process of this test.
+    // SAFETY: `kill` takes no pointers, and the process belongs to this test.
     unsafe { libc::kill(victim, libc::SIGSTOP) };
     let mut last = (0, 0, 0, 0);
     let away = net::wait_until(Duration::from_secs(60), || {
         last = groups(&host);
         last.0 == 0
     });
-    // SAFETY: a signal to a process of this test.
+    // SAFETY: `kill` takes no pointers, and the process belongs to this test.
     unsafe { libc::kill(victim, libc::SIGCONT) };
     away.unwrap_or_else(|e| panic!("{last:?}: {e}"));
     assert!(last.1 >= 2048, "{last:?}");
-    // What was opened before works as it did, wherever its packets come now.
+    // Connections that were opened before must still work, on whatever CPU their packets now
+    // arrive.
     held.iter().for_each(ask);
     let outcome = load.stop();
-    // Only what the stopped worker had accepted may have waited for it, and waited it has.
+    // Only what the stopped worker had accepted waited for it; that is delayed, not lost.
     assert_eq!(outcome.failures(), 0, "{outcome:?}");
     assert!(outcome.answered > 500, "{outcome:?}");
     assert!(by_victim() >= before);
 
-    // They come back to a CPU that has time to spare (a fifth), which is not this test's to
-    // decide: what counts is for how long it had.
+    // Groups return only to a CPU with idle time (a fifth), which the test cannot control. So it
+    // measures for how long the CPU had it.
     let (mut spare, mut before, begin) = (Duration::ZERO, times(0), Instant::now());
     while spare < Duration::from_secs(20) && begin.elapsed() < Duration::from_secs(100) && last.3 != 0 {
         const PIECE: Duration = Duration::from_secs(1);
@@ -129,7 +133,8 @@ fn move_and_come_back(receive: &Receive, steered: bool) {
         last = groups(&host);
         let now = times(0);
         let (idle, all) = (now.0 - before.0, now.1 - before.1);
-        // A little more than the monitor asks for, over the shorter time that it looks at.
+        // Require a little more idle time than the monitor does, because the monitor looks at a
+        // longer time.
         if idle * 100 >= all * 30 {
             spare += PIECE;
         }
@@ -150,7 +155,8 @@ fn local_accepts(host: &Host, cpu: u64) -> u64 {
     fsocket_e2e::zones::accepted(&host.zones(), cpu, "local")
 }
 
-/// A card with one queue: the kernel's SO_REUSEPORT would give each worker half of what comes.
+/// A network card with a single queue. The SO_REUSEPORT of the kernel would give each worker half
+/// of the connections.
 #[test]
 fn one_cpu_that_receives_everything_shares_it() {
     need_steering!();
@@ -161,7 +167,7 @@ fn one_cpu_that_receives_everything_shares_it() {
     let front: SocketAddr = (chain.middle_front(), 80).into();
     let _server = servers::nginx(&host, Way::Ours, &[front], 2);
     servers::wait_zones(&host, 2);
-    // CPU 0 has much to do, and CPU 1 has not.
+    // CPU 0 is busy, and CPU 1 is idle.
     let load = std::thread::scope(|s| {
         let start = || {
             fsocket_e2e::zones::pin(0);
@@ -169,14 +175,15 @@ fn one_cpu_that_receives_everything_shares_it() {
         };
         s.spawn(start).join().expect("load")
     });
-    // Of CPU 0's groups; those of CPU 1, where nothing comes, do not count. More move if
-    // CPU 0 has no time even so.
+    // All packets arrive on CPU 0, so only its groups count. If CPU 0 remains overloaded, more
+    // than half of them may move.
     let shared = || {
         let by_cpu = host.zones()["flow_groups"][0]["by_cpu"].clone();
         let [there, here] = ["0", "1"].map(|cpu| by_cpu[cpu].as_u64().unwrap_or(0));
         here >= 1024 && there + here == 2048
     };
-    // Only to one that has time to spare (a fifth), which is not this test's to decide.
+    // Groups move only to a CPU that is idle for a fifth of the time, which this test cannot
+    // control.
     let (mut spare, mut last) = (Duration::ZERO, times(1));
     let begin = Instant::now();
     while !shared() && spare < Duration::from_secs(10) && begin.elapsed() < Duration::from_secs(40) {
@@ -201,7 +208,7 @@ fn one_cpu_that_receives_everything_shares_it() {
     assert_eq!(outcome.failures(), 0, "{outcome:?}");
     let zones = host.zones();
     assert!(is_shared, "CPU 1 had time to spare for {spare:?}: {zones:#}");
-    // Half each, but for what is stolen.
+    // Each worker gets about half; stealing may change the shares a little.
     let came = [after[0] - before[0], after[1] - before[1]];
     assert!(came.iter().all(|n| n * 5 > came.iter().sum()), "{came:?}: {zones:#}");
     let lookups = &zones["groups"][0]["selections"]["lookups"];

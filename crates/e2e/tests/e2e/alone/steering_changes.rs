@@ -1,4 +1,4 @@
-//! What is steered changes while it carries connections: a CPU goes and comes back, a device
+//! Steering changes while it carries connections: a CPU disappears and returns, or a device
 //! disappears.
 
 use fsocket_e2e::{need_hotplug, need_steering};
@@ -11,10 +11,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A proxy in the middle host, nginx behind it, and a load from the client host.
+/// A proxy in the middle host, nginx in the backend host, and load from the client host.
 struct Stage {
     middle: Host,
-    /// Its files are what nginx serves.
+    /// Kept because nginx serves files from its directory.
     _backend: Host,
     _proxy: Proc,
     _nginx: Proc,
@@ -47,8 +47,8 @@ impl Stage {
         }
     }
 
-    /// Requests while `happens`, which says for how long the kernel let nothing run on a CPU. None
-    /// may fail, and each takes its source port from a slice.
+    /// Makes requests while `happens` runs; it returns for how long the kernel let nothing run on
+    /// a CPU. No request may fail, and each connection must take its source port from a slice.
     #[track_caller]
     fn under_load(&self, what: &str, happens: impl FnOnce() -> Duration) {
         let before = self.middle.snapshot();
@@ -56,7 +56,8 @@ impl Stage {
         let (outcomes, stood) = std::thread::scope(|s| {
             let load = s.spawn(|| {
                 let mut all = Vec::new();
-                // With pauses: a machine without any time left takes minutes to give a CPU away.
+                // Pause between loads, because a fully loaded machine takes minutes to give a CPU
+                // away.
                 while !stop.load(Ordering::Relaxed) {
                     all.push(Load::start(&self.plan, Some(&self.chain.client), Some(4)).finish());
                     std::thread::sleep(Duration::from_millis(3));
@@ -85,7 +86,7 @@ impl Stage {
         assert!(sliced >= answered.into(), "{what}: {sliced} ports from slices\n{delta}");
     }
 
-    /// What `fastsocket steer` shows.
+    /// The output of `fastsocket steer`.
     fn status(&self) -> String {
         let mut command = self.middle.command(Stock, artifacts::cli());
         command.arg("steer").env("FASTSOCKET_SOCKET", self.middle.socket());
@@ -98,20 +99,21 @@ fn pause(ms: u64) -> Duration {
     Duration::ZERO
 }
 
-/// Packets for a CPU that is away are still handled; back again, they are its own.
+/// Packets that are steered to a missing CPU must still be handled. When the CPU is back, it
+/// handles its packets again.
 #[test]
 fn a_cpu_goes_and_comes_back() {
     need_steering!();
     need!("nginx");
     let cpu = need_hotplug!();
-    // Not by threads that run before all others: of those one CPU would have no time left.
+    // Receive inline, not in real-time threads: these would leave a single remaining CPU no time.
     let stage = Stage::new(Chain::new(2, &Receive::Inline).expect("hosts"));
     stage.under_load("unplugged", || cpu.away_and_back(2));
     stage.under_load("afterwards", || pause(600));
 }
 
-/// One of three steered devices disappears under load; what the others carry goes on, and the
-/// device of that name that comes later can be steered.
+/// One of three steered devices disappears under load. The load over the other two must go on, and
+/// a later device of the same name can be steered.
 #[test]
 fn a_device_disappears() {
     need_steering!();

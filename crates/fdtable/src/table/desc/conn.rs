@@ -1,5 +1,5 @@
-//! A connection over shared memory, as this process sees it. What its fork group shares of it is
-//! [`fsocket_abi::sock::Sock`].
+//! A connection over shared memory, as this process sees it. The state that the fork group shares
+//! is in [`fsocket_abi::sock::Sock`].
 
 use crate::cow::Sparing;
 use core::sync::atomic::Ordering::Relaxed;
@@ -9,7 +9,8 @@ use fsocket_abi::half::Half;
 use fsocket_abi::sock::Sock;
 use fsocket_ring::Mapped;
 
-/// What each send and receive reads: one cache line with the header.
+/// The fields that each send and receive reads. They share a cache line with the description's
+/// header.
 #[repr(C)]
 pub struct Rings {
     sock: AtomicPtr<Sock>,
@@ -21,11 +22,12 @@ pub struct Rings {
     receiver: AtomicU64,
 }
 
-// The pointers are valid once the description has been a connection: it is never detached again while it is in the slab
-// (stale pointers lead to memory that is still mapped), and `attach` comes before the kind.
+// "Once attached" below: `attach` stores the pointers before the kind says that there is a
+// connection. A segment of a channel stays mapped, or empty memory replaces it, so old pointers
+// stay valid.
 impl Rings {
     /// # Safety
-    /// As [`super::Desc::attach`].
+    /// As for [`super::Desc::attach`].
     pub(super) unsafe fn attach(&self, sock: &Sock, slot: &ChanSlot, side: usize, tx: *mut u8, rx: *mut u8) {
         self.sock.store(core::ptr::from_ref(sock).cast_mut(), Relaxed);
         self.tx_dir.store(core::ptr::from_ref(&slot.dir[side]).cast_mut(), Relaxed);
@@ -36,17 +38,17 @@ impl Rings {
     #[inline(always)]
     pub(super) fn sock(&self) -> &'static Sock {
         debug_assert!(!self.sock.load(Relaxed).is_null());
-        // SAFETY: see above.
+        // SAFETY: once attached, it points to a `Sock` of an arena, which stays mapped.
         unsafe { &*self.sock.load(Relaxed) }
     }
     #[inline(always)]
     pub(super) fn tx_dir(&self) -> &'static Dir {
-        // SAFETY: see above.
+        // SAFETY: once attached, it points to a direction of a slot, in memory that stays mapped.
         unsafe { &*self.tx_dir.load(Relaxed) }
     }
     #[inline(always)]
     pub(super) fn rx_dir(&self) -> &'static Dir {
-        // SAFETY: see above.
+        // SAFETY: once attached, it points to a direction of a slot, in memory that stays mapped.
         unsafe { &*self.rx_dir.load(Relaxed) }
     }
     pub(super) fn tx_memory(&self) -> *mut u8 {
@@ -54,12 +56,12 @@ impl Rings {
     }
     #[inline(always)]
     pub(super) fn tx_ring(&self) -> Mapped {
-        // SAFETY: see above; the memory is as `attach` wants it.
+        // SAFETY: once attached, it points to a ring with its slack, in memory that stays mapped.
         unsafe { Mapped::new(self.tx_ring.load(Relaxed)) }
     }
     #[inline(always)]
     pub(super) fn rx(&self) -> (Mapped, &'static Dir, &'static Half) {
-        // SAFETY: see above; the memory is as `attach` wants it.
+        // SAFETY: once attached, they point to a ring with its slack and to a direction, in memory that stays mapped.
         unsafe { (Mapped::new(self.rx_ring.load(Relaxed)), &*self.rx_dir.load(Relaxed), &self.sock().rx) }
     }
     #[inline(always)]
@@ -82,11 +84,11 @@ impl Rings {
     }
 }
 
-/// The rest of a connection's state in this process.
+/// The remaining state of a connection in this process.
 #[repr(C)]
 pub struct Conn {
     slot: AtomicPtr<ChanSlot>,
-    /// Local channel number plus one; 0: none.
+    /// Index of the channel in this process, plus one; 0: none.
     channel: AtomicU32,
     slot_index: AtomicU32,
     sent_before: AtomicU64,
@@ -108,11 +110,13 @@ impl Conn {
     }
     #[inline(always)]
     pub(super) fn slot(&self) -> &'static ChanSlot {
-        // SAFETY: a connection's channel stays mapped, and `attach` comes before the kind.
+        // SAFETY: `attach` stores the pointer before the kind says that there is a connection,
+        // and the channel stays mapped.
         unsafe { &*self.slot.load(Relaxed) }
     }
 
-    /// Where it lives: the channel's place in this process's table, and the slot.
+    /// Stores where the connection is: the index of its channel in this process's table, and the
+    /// slot.
     pub fn set_place(&self, channel: u32, slot: usize) {
         self.channel.store(channel + 1, Relaxed);
         self.slot_index.store(slot as u32, Relaxed);
@@ -127,7 +131,7 @@ impl Conn {
         self.slot_index.load(Relaxed) as usize
     }
 
-    /// The sending ring carried bulk data; see `shm::idle`.
+    /// Has the sending ring carried bulk data? See `shm::idle`.
     pub fn has_grown(&self) -> bool {
         self.grown.load(Relaxed)
     }
@@ -135,11 +139,11 @@ impl Conn {
         self.grown.store(grown, Relaxed);
     }
 
-    /// Is a call of several operations under way that has done one of them?
+    /// Has a call that consists of several operations finished only some of them so far?
     pub fn is_midway(&self) -> bool {
         self.midway.load(Relaxed) != 0
     }
-    /// Such a call has done its first operation.
+    /// A call of several operations has finished its first one.
     pub fn begin_midway(&self) {
         self.midway.fetch_add(1, Relaxed);
     }
@@ -147,8 +151,9 @@ impl Conn {
         self.midway.fetch_sub(1, Relaxed);
     }
 
-    /// A wait for data begins, when `sent` bytes have been sent in all. Returns how many such waits came in a row without
-    /// a send in between: a one-way stream is received in batches.
+    /// A wait for data begins, after the program has sent `sent` bytes in all. Returns the number
+    /// of successive waits without a send in between. (A connection with many of them carries a
+    /// one-way stream, which is received in batches.)
     pub fn waits_without_send(&self, sent: u64) -> u32 {
         if self.sent_before.swap(sent, Relaxed) != sent {
             self.one_way.store(0, Relaxed);

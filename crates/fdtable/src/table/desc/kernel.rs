@@ -1,10 +1,10 @@
-//! A kernel connection with somebody on this host, which may go over to shared memory; see `migrate::upgrade`.
+//! A kernel connection with a process on this host, which may move to shared memory; see `migrate::upgrade`.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::handover::{Calls, Entry};
 
-/// State of kind Kernel.
+/// State of descriptions of kind Kernel.
 pub struct KernelConn {
     using: Calls,
     calls: AtomicU32,
@@ -26,7 +26,7 @@ impl KernelConn {
         self.unconnected.store(false, Relaxed);
     }
 
-    /// Nothing is decided, no call has been made, and the call with number `first` tries.
+    /// Nothing is decided and no call was counted; the call with number `first` tries to move.
     pub fn restart(&self, first: u32) {
         self.using.reset();
         self.calls.store(0, Relaxed);
@@ -41,27 +41,29 @@ impl KernelConn {
         }
     }
 
-    /// A call begins; `None`: wait a moment, it is being decided where the connection goes.
+    /// A call begins. `None`: another thread is just deciding about the path, so the caller waits
+    /// a moment.
     pub fn enter(&self) -> Entry {
         self.using.enter()
     }
     pub fn leave(&self) {
         self.using.leave();
     }
-    /// Keeps calls out, unless one is under way. True: [`KernelConn::decided`] follows.
+    /// Keeps new calls out, unless a call is running. True: the caller must call
+    /// [`KernelConn::decided`] afterwards.
     pub fn decide(&self) -> bool {
         self.using.decide()
     }
-    /// `never`: nor will it be tried again.
+    /// The decision is over, and calls may begin. `never`: there will be no further try.
     pub fn decided(&self, never: bool) {
         self.using.decided(never);
     }
-    /// It stays the kernel's. False: that is just being decided.
+    /// The connection stays in the kernel. False: another thread is just deciding about the path.
     pub fn forbid(&self) -> bool {
         self.unconnected.store(false, Relaxed);
         self.using.forbid()
     }
-    /// The socket is not connected yet. It may go over once it is connected, unless [`KernelConn::forbid`] comes first.
+    /// The socket is not connected yet. It may move once it is connected, unless [`KernelConn::forbid`] comes first.
     pub fn await_connect(&self) {
         self.begin(0);
         self.using.forbid();
@@ -70,33 +72,33 @@ impl KernelConn {
     pub fn awaits_connect(&self) -> bool {
         self.unconnected.load(Relaxed)
     }
-    /// It stays the kernel's for good.
+    /// Does the connection stay on the kernel for good?
     pub fn stays(&self) -> bool {
         self.using.never()
     }
-    /// The connection stays in the kernel in every process of the fork group.
+    /// Does the connection stay in the kernel in every process of the fork group?
     pub fn stays_everywhere(&self) -> bool {
         self.stays() && self.passed_as() == 0 && !self.awaits_connect()
     }
-    /// No decision has been made, and no call is under way.
+    /// Resets the decision and the running calls.
     pub fn forget_decision(&self) {
         self.using.reset();
     }
 
-    /// Calls so far, each by its weight.
+    /// The sum of the weights of all calls so far.
     pub fn calls(&self) -> u32 {
         self.calls.load(Relaxed)
     }
-    /// Returns the sum with `weight`.
+    /// Adds `weight`. Returns the new sum.
     pub fn count_call(&self, weight: u32) -> u32 {
         self.calls.fetch_add(weight, Relaxed) + weight
     }
 
-    /// Tries to go over.
+    /// Number of tries to move.
     pub fn tries(&self) -> u32 {
         self.tries.load(Relaxed)
     }
-    /// Returns how many there were before.
+    /// Adds `n` tries. Returns the number before.
     pub fn count_tries(&self, n: u32) -> u32 {
         self.tries.fetch_add(n, Relaxed)
     }
@@ -111,12 +113,12 @@ impl KernelConn {
     pub fn set_next_try(&self, call: u32) {
         self.next_try.store(call, Relaxed);
     }
-    /// Not before this call.
+    /// The next try does not come before the call with this number.
     pub fn put_off_to(&self, call: u32) {
         self.next_try.fetch_max(call, Relaxed);
     }
 
-    /// Its other end may be in another network namespace.
+    /// May the connection's other end be in another network namespace?
     pub fn is_across(&self) -> bool {
         self.across.load(Relaxed)
     }
@@ -124,7 +126,7 @@ impl KernelConn {
         self.across.store(across, Relaxed);
     }
 
-    /// A call receives, or sends. True: the one before did the other thing.
+    /// Notes whether a call receives or sends. True: the previous call did the opposite.
     pub fn turns(&self, receives: bool) -> bool {
         let turns = self.heard.load(Relaxed) != receives;
         if turns {
@@ -133,7 +135,7 @@ impl KernelConn {
         turns
     }
 
-    /// Its last try; see `upgrade::worth`.
+    /// The state in which the connection last tried to move; see `upgrade::worth`.
     pub fn tried(&self) -> u8 {
         self.tried.load(Relaxed)
     }
@@ -141,11 +143,12 @@ impl KernelConn {
         self.tried.store(what, Relaxed);
     }
 
-    /// So many of the receives to come may wait in a way in which the connection can go over.
+    /// The next `n` receives may wait in a way that lets the connection move meanwhile.
     pub fn allow_waits(&self, n: u32) {
         self.waits.store(n, Relaxed);
     }
-    /// May one more? (Threads that ask at once may get one too many.)
+    /// May one more receive wait in that way? (If several threads ask at the same time, one wait
+    /// too many may be allowed.)
     pub fn may_wait(&self) -> bool {
         let left = self.waits.load(Relaxed);
         left != 0 && {
@@ -154,16 +157,17 @@ impl KernelConn {
         }
     }
 
-    /// This process has it by a fork, and has not told the monitor yet.
+    /// This process has inherited the connection by a fork, and has not told the monitor yet.
     pub fn comes_by_fork(&self) {
         self.by_fork.store(true, Relaxed);
     }
-    /// Is it to be told now?
+    /// Must this process tell the monitor now that it has the connection? (True once.)
     pub fn arrives(&self) -> bool {
         self.by_fork.load(Relaxed) && self.by_fork.swap(false, Relaxed)
     }
 
-    /// Its number (SO_COOKIE) if it has come from, or gone to, another process, and the monitor counts who has it; 0: no.
+    /// The socket's cookie (SO_COOKIE), if the socket was passed between processes and the
+    /// monitor counts its holders. 0: it was not.
     pub fn passed_as(&self) -> u64 {
         self.passed_as.load(Relaxed)
     }

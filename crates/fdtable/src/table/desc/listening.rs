@@ -1,9 +1,10 @@
-//! A listening socket, as this process sees it. Its queues and workers are in the tables of `listeners` and `zones`.
+//! A listening socket, as this process sees it. The tables of `listeners` and `zones` have its
+//! queues and workers.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// State of kinds Listener and KernelListener.
+/// State of descriptions of kinds Listener and KernelListener.
 pub struct Listening {
     /// Index plus one.
     object: AtomicU32,
@@ -24,7 +25,8 @@ impl Listening {
         }
     }
 
-    /// Its place in the table of listeners; of an epoll instance, in the table of instances.
+    /// The listener's index in the table of listeners. For an epoll instance: its index in the
+    /// table of instances.
     pub fn object(&self) -> Option<u32> {
         self.object.load(Relaxed).checked_sub(1)
     }
@@ -32,20 +34,20 @@ impl Listening {
         self.object.store(place + 1, Relaxed);
     }
 
-    /// Its place in the table of listeners with local listen sockets.
+    /// The listener's index in the table of listeners with local listen sockets.
     pub fn zone(&self) -> Option<u32> {
         self.zone.load(Relaxed).checked_sub(1)
     }
     pub fn set_zone(&self, place: u32) {
-        // Release: the listener's entry in that table is filled.
+        // Release: makes the listener's entry in that table visible.
         self.zone.store(place + 1, Ordering::Release);
     }
-    /// It leaves that table.
+    /// Removes the listener from that table.
     pub fn take_zone(&self) -> Option<u32> {
         self.zone.swap(0, Ordering::AcqRel).checked_sub(1)
     }
 
-    /// Its options are known as of this change of them.
+    /// The value of the change counter up to which this process knows the listener's options.
     pub fn options_seen(&self) -> u32 {
         self.options_seen.load(Relaxed)
     }
@@ -53,19 +55,19 @@ impl Listening {
         self.options_seen.store(change, Relaxed);
     }
 
-    /// This process, or one that it was forked from, accepts on it.
+    /// Does this process, or an ancestor that forked it, accept on the listener?
     pub fn accepts(&self) -> bool {
         self.accepts.load(Relaxed)
     }
     pub fn mark_accepting(&self) {
-        // (A store would copy a page after each fork.)
+        // (A store is avoided if possible, because after a fork it would copy a page.)
         if !self.accepts() {
             self.accepts.store(true, Relaxed);
         }
     }
 
-    /// Processes of which the monitor does not know may hold it: it was passed in a message, or comes from a program
-    /// without the library.
+    /// May unknown processes have the listener? It was passed in a message, or comes from a
+    /// program without the library.
     pub fn is_held_elsewhere(&self) -> bool {
         self.held_elsewhere.load(Relaxed)
     }
@@ -73,7 +75,8 @@ impl Listening {
         self.held_elsewhere.store(held, Relaxed);
     }
 
-    /// The program has seen to it that the next program finds it: by `dup2`, or it is no longer close-on-exec.
+    /// Has the program prepared the listener for the next program, by `dup2` or by clearing
+    /// close-on-exec?
     pub fn is_exec_prepared(&self) -> bool {
         self.exec_prepared.load(Relaxed)
     }

@@ -1,10 +1,10 @@
-//! What the program has set on a socket before its path was chosen, and on listeners.
+//! Options that the program has set on listeners, and on sockets before their path was chosen.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 use fsocket_runtime::options::{COUNT, DEFAULTS, KEPT};
 
-/// The recorded options ([`fsocket_runtime::options::TABLE`]), the time limits, and the list of options that the placeholder
-/// alone has.
+/// The recorded options ([`fsocket_runtime::options::TABLE`]), the time limits, and a list of
+/// options that only the placeholder has.
 pub struct Options {
     values: [AtomicI32; COUNT],
     receive_timeout: AtomicU64,
@@ -20,7 +20,7 @@ impl Options {
         self.set_send_timeout(0);
     }
 
-    /// The value of the option at place `i` of the table.
+    /// The value of option `i` of the table.
     pub fn value(&self, i: usize) -> i32 {
         self.values[i].load(Relaxed)
     }
@@ -49,13 +49,14 @@ impl Options {
         self.send_timeout.store(ns, Relaxed);
     }
 
-    /// The options that the placeholder keeps.
+    /// The options that only the placeholder has.
     pub fn kept(&self) -> &Kept {
         &self.kept
     }
 }
 
-/// A list of options by level and name. It only grows; when it is full it means all options. Zero is the empty list.
+/// A list of socket options by level and name. The list only grows. If it overflows, it stands
+/// for all options. Zero is the empty list.
 pub struct Kept([AtomicU32; KEPT]);
 
 /// An entry of [`Kept`].
@@ -95,7 +96,7 @@ impl Kept {
     pub fn iter(&self) -> impl Iterator<Item = KeptOption> + '_ {
         self.0.iter().map_while(|entry| KeptOption::of(entry.load(Relaxed)))
     }
-    /// Numbers that do not fit into an entry are left out.
+    /// Adds an option. Numbers that do not fit into an entry are left out.
     pub fn insert(&self, option: KeptOption) {
         if let KeptOption::One(level, name) = option {
             if !(0..0x8000).contains(&level) || !(0..0x8000).contains(&name) {
@@ -112,11 +113,11 @@ impl Kept {
         }
         self.0[KEPT - 1].store(u32::MAX, Relaxed);
     }
-    /// What is in `from` is in this list, too.
+    /// Adds all options of `from` to this list.
     pub fn merge(&self, from: &Kept) {
         from.iter().for_each(|option| self.insert(option));
     }
-    /// This list becomes equal to `from`.
+    /// Makes this list equal to `from`.
     pub fn copy(&self, from: &Kept) {
         self.0.iter().zip(&from.0).for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
     }

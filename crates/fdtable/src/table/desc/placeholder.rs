@@ -1,9 +1,9 @@
-//! The kernel socket behind a descriptor number of ours, as far as the library knows its state.
+//! The kernel socket behind a descriptor of the library, as far as the library knows its state.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use fsocket_runtime::identity;
 
-/// State of a placeholder. A placeholder that is as `socket` returns a new one is *pristine* and can be used again
+/// State of a placeholder. A placeholder that is equal to a new socket is *pristine* and can be used again
 /// ([`crate::pool`], [`crate::pristine`]).
 pub struct Placeholder {
     changed: AtomicBool,
@@ -28,7 +28,8 @@ impl Placeholder {
         self.identity.store(identity::UNKNOWN, Relaxed);
     }
 
-    /// The placeholder carries state that a new socket has not: it is closed with its number.
+    /// The placeholder has state that a new socket lacks, so it is closed together with its
+    /// descriptor.
     pub fn mark_changed(&self) {
         self.changed.store(true, Relaxed);
     }
@@ -36,7 +37,8 @@ impl Placeholder {
         self.changed.load(Relaxed)
     }
 
-    /// It was another connection's before, and the kernel has not been asked everything about it.
+    /// Did the placeholder belong to another connection before, without the kernel being asked
+    /// everything about it?
     pub fn is_recycled(&self) -> bool {
         self.recycled.load(Relaxed)
     }
@@ -44,7 +46,8 @@ impl Placeholder {
         self.recycled.store(recycled, Relaxed);
     }
 
-    /// An epoll instance of the kernel watches it, and would go on after the number is closed.
+    /// Does a kernel epoll instance watch the placeholder? (The entry would survive the close of
+    /// the descriptor.)
     pub fn is_watched(&self) -> bool {
         self.watched.load(Relaxed)
     }
@@ -52,7 +55,7 @@ impl Placeholder {
         self.watched.store(watched, Relaxed);
     }
 
-    /// O_NONBLOCK as the kernel has it.
+    /// Is O_NONBLOCK set in the kernel?
     pub fn nonblock(&self) -> bool {
         self.nonblock.load(Relaxed)
     }
@@ -60,7 +63,7 @@ impl Placeholder {
         self.nonblock.store(on, Relaxed);
     }
 
-    /// AF_INET or AF_INET6.
+    /// The placeholder's family: AF_INET or AF_INET6.
     pub fn family(&self) -> u32 {
         match self.family.load(Relaxed) {
             0 => libc::AF_INET as u32,
@@ -71,7 +74,7 @@ impl Placeholder {
         self.family.store(family, Relaxed);
     }
 
-    /// Whether the number, the only one, is close-on-exec; None: not known.
+    /// Is the placeholder's only descriptor close-on-exec? None: unknown.
     pub fn close_on_exec(&self) -> Option<bool> {
         self.close_on_exec.load(Relaxed).checked_sub(1).map(|on| on != 0)
     }

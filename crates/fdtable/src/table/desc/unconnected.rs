@@ -1,8 +1,9 @@
-//! A socket of which the path is not decided yet: new, or bound.
+//! A socket whose path is not decided yet: new, or bound.
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// State of kinds Fresh and Bound. What a listener was before stays readable.
+/// State of descriptions of kinds Fresh and Bound. It stays readable after the socket has become
+/// a listener.
 pub struct Unconnected {
     nonblock: AtomicBool,
     any_port: AtomicBool,
@@ -17,7 +18,7 @@ impl Unconnected {
         }
     }
 
-    /// O_NONBLOCK as the program has set it last.
+    /// O_NONBLOCK as the program last set it.
     pub fn nonblock(&self) -> bool {
         self.nonblock.load(Relaxed)
     }
@@ -25,7 +26,7 @@ impl Unconnected {
         self.nonblock.store(on, Relaxed);
     }
 
-    /// Has the kernel chosen the port that it is bound to?
+    /// Is the socket bound to a port that the kernel has chosen?
     pub fn has_any_port(&self) -> bool {
         self.any_port.load(Relaxed)
     }
@@ -33,7 +34,7 @@ impl Unconnected {
         self.any_port.store(any, Relaxed);
     }
 
-    /// The program has asked for something that only a kernel connection can do.
+    /// The program has asked for something that only a kernel connection supports.
     pub fn leave_to_kernel(&self) {
         self.kernel_only.store(true, Relaxed);
     }
@@ -41,14 +42,14 @@ impl Unconnected {
         self.kernel_only.load(Relaxed)
     }
 
-    /// The process has forked since it was bound, so that a child may have it, too.
+    /// Has the process forked since the socket was bound, so that a child may have it, too?
     pub fn was_forked(&self) -> bool {
         self.forked.load(Relaxed)
     }
     pub fn mark_forked(&self) {
         self.forked.store(true, Relaxed);
     }
-    /// True: it was forked, and that has been seen to now.
+    /// Takes the note of a fork. True: the process has forked, and the caller handles that now.
     pub fn take_forked(&self) -> bool {
         self.forked.swap(false, Relaxed)
     }

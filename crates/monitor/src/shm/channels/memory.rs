@@ -1,4 +1,4 @@
-//! The memory of a channel, as the monitor looks at it: its slots, queues and waiters.
+//! The memory of a channel, as the monitor sees it: slots, queues and waiters.
 
 use crate::foreign::{ForeignFd, ForeignMap};
 use crate::memory::{memfd, Mapping};
@@ -7,6 +7,7 @@ use fsocket_abi::channel::{
     ring_off, slot_state, status, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, MAGIC, RING_CAP, RING_OFF,
     SERVER, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
 };
+use fsocket_abi::path_switch::PeerStatus;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fs::SealFlags;
 use std::io;
@@ -18,14 +19,14 @@ pub fn name_of(id: ChannelId) -> String {
     format!("fastsocket-channel-{id}")
 }
 
-/// The memory of a channel: everything but the rings is mapped.
+/// The memory of a channel: everything except the rings is mapped.
 pub struct ChannelMem {
     fd: Rc<ForeignFd>,
     map: ForeignMap,
 }
 
 impl ChannelMem {
-    /// For a client of this user.
+    /// Makes the memory for a client of this user.
     ///
     /// # Errors
     /// Out of descriptors, memory or address space.
@@ -57,12 +58,12 @@ impl ChannelMem {
         self.map.at::<AtomicU64>(offset_of!(Header, avoid)).store(mask, Ordering::Relaxed);
     }
 
-    /// A worker has left connections in its queue.
+    /// Counts that a worker has left connections in its queue.
     pub fn note_left_behind(&self) {
         self.map.at::<AtomicU32>(offset_of!(Header, left_behind)).fetch_add(1, Ordering::Release);
     }
 
-    /// Each connection to the next worker.
+    /// Makes the client send its connections to all workers in turn.
     pub fn set_turns(&self) {
         self.map.at::<AtomicU32>(offset_of!(Header, turns)).store(1, Ordering::Relaxed);
     }
@@ -79,7 +80,7 @@ impl ChannelMem {
         self.map.at::<AtomicU32>(offset_of!(Header, client_gone)).store(1, Ordering::SeqCst);
     }
 
-    /// Queue `q`, at most [`WORKERS`].
+    /// Queue `q`, from 0 to [`WORKERS`].
     pub fn queue(&self, q: usize) -> &SynQueue {
         assert!(q <= WORKERS);
         self.map.at(SYN_OFF + q * size_of::<SynQueue>())
@@ -96,15 +97,17 @@ impl ChannelMem {
         self.map.at(SLOT_OFF + slot * size_of::<Slot>())
     }
 
-    /// How many bytes that lie in the ring from `side` come first in the other side's kernel socket, too.
+    /// How many bytes of the ring written by `side` will also arrive first in the other side's
+    /// kernel socket.
     pub fn carried(&self, slot: usize, side: usize) -> usize {
         let s = self.slot(slot);
-        let carried = s.dir[side].prod.status.load(Ordering::Acquire) & status::CARRIED != 0;
+        let carried = PeerStatus::look(&s.dir[side].prod).has_carried();
         let n = if carried { s.migrated[side].limit.load(Ordering::Relaxed) } else { 0 };
         n.min(RING_CAP as u64) as usize
     }
 
-    /// SYNs in queue `q` that nobody took. More than fit in are none: no worker takes them.
+    /// Connection requests in queue `q` that no worker has taken. 0 if the number is larger than
+    /// the queue: then its positions are nonsense, and no worker takes anything.
     pub fn queued(&self, q: usize) -> u32 {
         let queue = self.queue(q);
         let (head, tail) = (queue.head.load(Ordering::Acquire), queue.tail.load(Ordering::Acquire));
@@ -118,34 +121,34 @@ impl ChannelMem {
         self.touched_queues().map(|q| self.queued(q)).sum()
     }
 
-    /// Connections that the client has put into queues, as it says.
+    /// Connections that the client has put into queues, as its positions say.
     pub fn opened(&self) -> u64 {
         self.touched_queues().map(|q| u64::from(self.queue(q).tail.load(Ordering::Relaxed))).sum()
     }
 
-    /// Slots in pages that anybody ever wrote to; the others are FREE. Looking
-    /// at them would allocate their pages.
+    /// Slots in pages that were ever written. All others are FREE. Reading the others would
+    /// allocate their pages.
     pub fn touched_slots(&self) -> impl Iterator<Item = usize> {
         self.touched(SLOT_OFF, SLOTS, size_of::<Slot>())
     }
 
-    /// Like [`Self::touched_slots`].
+    /// Queues in pages that were ever written, see [`Self::touched_slots`].
     pub fn touched_queues(&self) -> impl Iterator<Item = usize> {
         self.touched(SYN_OFF, 1 + WORKERS, size_of::<SynQueue>())
     }
 
-    /// Like [`Self::touched_slots`].
+    /// Waiters in pages that were ever written, see [`Self::touched_slots`].
     pub fn touched_waiters(&self, side: usize) -> impl Iterator<Item = usize> {
         self.touched(WAITER_OFF + side * (WAITERS + 1) * size_of::<Waiter>(), WAITERS, size_of::<Waiter>())
     }
 
-    /// Which of `count` items of `size` bytes at `off` have memory behind them.
+    /// Those of `count` items of `size` bytes at `off` whose pages have memory.
     fn touched(&self, off: usize, count: usize, size: usize) -> impl Iterator<Item = usize> {
         use rustix::fs::{seek, SeekFrom};
         let end = off + count * size;
         let mut found = Vec::new();
         let mut at = off;
-        // Each round skips at least a page, and there are few hundred.
+        // Each round skips at least one page, and there are only a few hundred pages.
         while at < end {
             let Ok(data) = seek(self.fd.as_fd(), SeekFrom::Data(at as u64)).map(|at| at as usize) else { break };
             let hole = seek(self.fd.as_fd(), SeekFrom::Hole(data as u64)).map_or(end, |at| at as usize);
@@ -154,7 +157,7 @@ impl ChannelMem {
             }
             let first = data.saturating_sub(off) / size;
             let last = (hole.min(end) - off).div_ceil(size).min(count);
-            // An item across two pages may be in the list already.
+            // An item that crosses a page boundary may be in the list already.
             let first = found.last().map_or(first, |l: &usize| first.max(l + 1));
             found.extend(first..last);
             at = hole;
@@ -162,7 +165,7 @@ impl ChannelMem {
         found.into_iter()
     }
 
-    /// Ring `dir` of a slot.
+    /// Maps ring `dir` of a slot.
     ///
     /// # Errors
     /// Out of memory or address space.
@@ -171,8 +174,8 @@ impl ChannelMem {
         Mapping::part(self.fd.as_fd(), ring_off(slot, dir), RING_CAP)
     }
 
-    /// The eight bytes at `off` of ring `dir` of `slot`. By pread: looking must
-    /// neither map two gigabytes nor fill holes.
+    /// The eight bytes at `off` of ring `dir` of `slot`. The read uses pread: mapping all rings
+    /// would take two gigabytes, and reading a mapping would allocate pages.
     pub fn ring_word(&self, slot: usize, dir: usize, off: u64) -> u64 {
         assert!(slot < SLOTS && dir < 2);
         let off = off & (RING_CAP as u64 - 1) & !7;
@@ -185,7 +188,7 @@ impl ChannelMem {
         }
     }
 
-    /// Marks connections that nobody has accepted, if they have no mark; how many.
+    /// Marks connections that wait for `accept` and have no mark yet. Returns their number.
     pub fn mark_waiting(&self, mark: u32) -> usize {
         if self.queued_all() == 0 {
             return 0;
@@ -197,7 +200,8 @@ impl ChannelMem {
         self.touched_slots().map(|i| self.slot(i)).filter(waits).filter(|slot| word(slot)).count()
     }
 
-    /// Has no server ever had a connection in it? (Otherwise its bytes are there, also of one that is over.)
+    /// Whether no server ever had a connection in this channel. (Otherwise the channel may contain
+    /// a server's bytes, even those of a closed connection.)
     pub fn is_untouched_by_servers(&self) -> bool {
         self.touched_slots().map(|i| self.slot(i)).all(|slot| {
             let first = slot.generation.load(Ordering::Relaxed) <= 1;
@@ -205,8 +209,9 @@ impl ChannelMem {
         })
     }
 
-    /// Slots that somebody uses on at least one side. Of those that wait to be accepted no more than
-    /// the queues hold: what a client that is gone has only written into its slots nobody takes.
+    /// Slots that are in use on at least one side. Waiting connections count only up to the number
+    /// that the queues contain. Once the client is gone, no worker takes what it has written only
+    /// into slots.
     pub fn slots_in_use(&self) -> usize {
         let queued = self.queued_all() as usize;
         let mut waiting = 0;
@@ -227,7 +232,8 @@ impl ChannelMem {
             .count()
     }
 
-    /// Connections that are in no queue any more, and that no worker has claimed yet: it may be about to.
+    /// Whether some connections have left their queue and were not claimed by a worker yet. A
+    /// worker may be about to claim them.
     pub fn is_being_claimed(&self) -> bool {
         let closed =
             |slot: &Slot, side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
@@ -237,7 +243,8 @@ impl ChannelMem {
         waiting > self.queued_all() as usize
     }
 
-    /// Is nothing in it, and has nothing become the kernel's under a port of its that may be in use there?
+    /// Whether the channel is empty, and no connection has moved from it to the kernel, where its
+    /// port may still be in use.
     pub fn is_at_rest(&self) -> bool {
         let stays = |slot: &Slot| slot.switching.load(Ordering::Relaxed) == 0;
         self.queued_all() == 0
@@ -246,7 +253,7 @@ impl ChannelMem {
             && self.touched_slots().all(|i| stays(self.slot(i)))
     }
 
-    /// Bytes of memory behind the channel.
+    /// Bytes of memory that the channel takes.
     pub fn resident(&self) -> u64 {
         rustix::fs::fstat(self.fd.as_fd()).map_or(0, |st| st.st_blocks as u64 * 512)
     }
@@ -287,7 +294,7 @@ mod tests {
         assert!(mem.touched_waiters(1).any(|w| w == WAITERS - 1));
     }
 
-    /// Between a worker's look into the queue and its look at the slot.
+    /// The moment between a worker's look at the queue and its look at the slot.
     #[test]
     fn what_was_taken_out_of_a_queue_is_being_claimed() {
         let mem = ChannelMem::new(7, 0).unwrap();

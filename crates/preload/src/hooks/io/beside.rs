@@ -1,19 +1,19 @@
-//! Control messages of connections over shared memory.
+//! Control messages (TCP_INQ) of a receive from a connection over shared memory.
 
 use fsocket_runtime::options::TCP_INQ;
 use fsocket_runtime::user;
 use libc::*;
 
-/// Control messages that were written to a receiver, and flags for its header.
+/// The control messages that were written for a receive, and flags for the header of the message.
 #[derive(Default)]
 pub struct Beside {
     pub flags: c_int,
-    /// Length of the control messages, bytes.
+    /// Length of the control messages in bytes.
     pub len: size_t,
 }
 
 impl Beside {
-    /// The kernel's `put_cmsg`, for TCP_INQ: `left` bytes are unread.
+    /// Writes TCP_INQ as the kernel's `put_cmsg` does. `left`: the number of unread bytes.
     ///
     /// # Safety
     /// `m` is a copy of the program's header.
@@ -30,9 +30,10 @@ impl Beside {
         bytes[HEAD - 4..HEAD].copy_from_slice(&TCP_INQ.to_ne_bytes());
         bytes[HEAD..].copy_from_slice(&left.to_ne_bytes());
         let flags = if len < WHOLE { MSG_CTRUNC } else { 0 };
-        // SAFETY: the program says that its control buffer is there; the copy says if it is not.
+        // SAFETY: the guarded copy reports a bad address; otherwise the control buffer belongs to
+        // the program.
         match unsafe { user::write(bytes.as_ptr(), m.msg_control.cast(), len) } {
-            // (The next one begins where a number of machine words ends.)
+            // The next message would begin at a multiple of the machine word.
             Ok(()) => Beside { flags, len: m.msg_controllen.min(WHOLE.next_multiple_of(size_of::<size_t>())) },
             Err(_) => Beside { flags, len: 0 },
         }

@@ -1,8 +1,10 @@
 //! `recvmsg`, `sendmsg`, and several of their messages in one call.
 
-use super::super::answer::{failed, gone, guarded, interrupted, Answer};
+use super::super::answer::{ended, failed, gone, guarded, Answer};
+use super::behind::{below, came_with, receive_behind, receive_below};
 use super::beside::Beside;
 use super::{conn, gathers, named, names_sender};
+use fsocket_abi::path_switch::{Event, Next};
 use fsocket_fdtable::table::{self, Desc};
 use fsocket_lifecycle::passing;
 use fsocket_migrate::path;
@@ -10,8 +12,8 @@ use fsocket_migrate::upgrade::{self, Call, Entered};
 use fsocket_ops::{names, opts};
 use fsocket_readiness::ready;
 use fsocket_runtime::{lengths, musl, user};
-use fsocket_shm::stage;
-use fsocket_streams::{msg as ops_msg, stream};
+use fsocket_streams::msg as ops_msg;
+use fsocket_streams::stream::{self, Part};
 use fsocket_sys::Errno;
 use libc::*;
 
@@ -26,22 +28,26 @@ unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
 
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
-        // Urgent data come with a flag that is the kernel's to set.
-        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || stage::kernel_part(d).is_some()) => {
-            real!(recvmsg(stage::kernel_part(d).unwrap_or(fd), msg, flags))
+        // Only the kernel can set the flag that comes with urgent data.
+        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || below(d).is_some()) => {
+            real!(recvmsg(below(d).unwrap_or(fd), msg, flags))
         }
         Some(d) => {
-            // SAFETY: `msg` is the program's, for a function that copies it.
-            let r = guarded(|| unsafe { receive_message(fd, d, msg, flags) });
-            match r < 0 && d.is_unix() && Errno::last() == stream::ELSEWHERE {
-                // SAFETY: the contract is this function's, with the same arguments.
-                true => unsafe { receive_below(fd, msg, flags) },
-                false => r,
+            // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
+            let asked = if d.is_unix() { unsafe { user::get(msg) }.ok() } else { None };
+            // SAFETY: `msg` comes from the program, for a function that copies it.
+            let r = guarded(|| unsafe { receive_message(fd, d, msg, flags, Part::First) });
+            match asked {
+                // SAFETY: `msg` comes from the program, for a function that copies it.
+                Some(_) if r < 0 && Errno::last() == stream::ELSEWHERE => unsafe { receive_below(fd, msg, flags) },
+                // SAFETY: the same; `asked` was there before the call.
+                Some(asked) if r > 0 && stream::left_rings(d) => unsafe { receive_behind(d, msg, &asked, r, flags) },
+                _ => r,
             }
         }
         None => {
             let r = in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), {
-                // SAFETY: `msg` is the program's, for a function that copies it.
+                // SAFETY: `msg` comes from the program, for a function that copies it.
                 unsafe { message(msg, flags) }
             });
             // SAFETY: the kernel has just written there.
@@ -53,27 +59,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     }
 }
 
-/// What a Unix connection has in the kernel, with what comes beside the bytes.
-#[cold]
-unsafe fn receive_below(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    let below = conn(fd).and_then(stage::kernel_part).unwrap_or(fd);
-    let r = real!(recvmsg(below, msg, flags));
-    // SAFETY: the kernel has just written there.
-    if r >= 0 && unsafe { (*msg).msg_controllen } != 0 {
-        came_with(msg, flags);
-    }
-    r
-}
-
-/// The kernel has filled `msg`, and its control part.
-#[cold]
-fn came_with(msg: *const msghdr, flags: c_int) {
-    let _errno = fsocket_sys::errno::Saved::errno();
-    // SAFETY: the kernel has filled `msg`, and what it points to.
-    guarded(|| unsafe { passing::arriving(msg, flags & MSG_PEEK != 0) });
-}
-
-/// A message's header, as far as the kernel checks that before all else.
+/// Checks of a message's header that the kernel makes before all others.
 unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     let m = musl::header(unsafe { user::get(msg) }?);
@@ -83,14 +69,14 @@ unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
     }
 }
 
-unsafe fn receive_message(fd: c_int, d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
+unsafe fn receive_message(fd: c_int, d: &'static Desc, msg: *mut msghdr, flags: c_int, part: Part) -> ssize_t {
     let is_unix = d.is_unix();
     // SAFETY: `m` is a copy of the program's header; what it points to, and the header, are reached by copies that
     // return EFAULT.
     let receive = || unsafe {
         let m = header(msg)?;
         let with = if is_unix && m.msg_controllen != 0 { stream::WITH_CONTROL } else { 0 };
-        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC | with)?;
+        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC | with, part)?;
         if is_unix && names_sender(d, n as ssize_t) && !m.msg_name.is_null() {
             names::sender(fd, m.msg_name.cast(), &raw mut (*msg).msg_namelen)?;
         } else if !m.msg_name.is_null() {
@@ -136,7 +122,7 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
     send().answer()
 }
 
-/// The kernel is about to send `msg`. True: with something beside its bytes. None: it must not, and errno says why.
+/// The kernel is about to send `msg`. True: with a control message. None: the send must fail, and errno says why.
 fn goes_with(msg: *const msghdr) -> Option<bool> {
     let control = |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
@@ -149,23 +135,25 @@ fn goes_with(msg: *const msghdr) -> Option<bool> {
     Some(with)
 }
 
-/// What is sent beside bytes over a Unix connection (descriptors, credentials) is bound to a byte of them: the kernel's.
-/// Who does so once does it again, so the connection stays there.
+/// Ancillary data of a Unix connection (descriptors, credentials) is bound to a byte, so the message goes through the
+/// kernel. A program that sends such data once sends it again, so the connection stays there.
 unsafe fn leaves_with(d: &'static Desc, msg: *const msghdr) {
     // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     let with = unsafe { user::get(msg) }.is_ok_and(|m| musl::header(m).msg_controllen != 0);
-    // (What cannot be sent needs no other path. But another process of the fork group may have gone ahead.)
-    let ends = d.is_conn() && !stage::can_follow(d) && (d.sock().flags.get().ends_sends() || ready::state(d).closed);
+    // (A message that cannot be sent changes no path. But another process of the fork group may have moved the
+    // connection.)
+    let stays = d.is_conn() && d.path_state().next(Event::Look) != Next::Follow;
+    let ends = stays && (d.sock().flags.get().ends_sends() || ready::state(d).closed);
     if with && !ends {
         opts::extra::leave(d);
     }
 }
 
-/// After [`goes_with`]: the kernel has not sent it.
+/// The kernel has not sent the message after [`goes_with`].
 #[cold]
 fn stays_with(msg: *const msghdr) {
     let _errno = fsocket_sys::errno::Saved::errno();
-    // SAFETY: as for `goes_with`, which has found the header and the control part.
+    // SAFETY: `goes_with` has found the header and the control part.
     guarded(|| unsafe { passing::kept(msg) });
 }
 
@@ -177,11 +165,11 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         }
     }
     if let Some(d) = table::lookup(fd).filter(|d| d.is_unix()) {
-        // SAFETY: `msg` is the program's; where nothing is, the copy says so.
+        // SAFETY: `msg` comes from the program; the copy reports a bad one.
         guarded(|| unsafe { leaves_with(d, msg) });
     }
     match conn(fd) {
-        // SAFETY: `msg` is the program's, for a function that copies it.
+        // SAFETY: `msg` comes from the program, for a function that copies it.
         Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
         None => {
             let Some(with) = goes_with(msg) else { return -1 };
@@ -205,8 +193,9 @@ struct Several {
 }
 
 impl Several {
-    /// One after the other by `each`, as long as `d` is ours; then by `number`, and so what may be the
-    /// kernel's for its flags. The connection stays while it is ours, whatever another thread does to the number.
+    /// Handles one message after the other by `each`, as long as `d` is in shared memory, then by `number`.
+    /// Messages with flags that only the kernel serves also go to `number`. The description stays
+    /// meanwhile, whatever another thread does to the number.
     ///
     /// # Safety
     /// `vec` has `n` entries.
@@ -274,7 +263,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
         // A control message ends the messages of one call.
         guarded(|| opts::extra::leave(d));
     }
-    // (It looks for an error first: where the connection has become the kernel's, that is there.)
+    // (The kernel looks for an error first: after a move to kernel TCP the error is in the kernel's socket.)
     let Some(d) = conn(fd).filter(|d| guarded(|| c_int::from(path::still_ours(d))) != 0) else {
         let done = real!(recvmmsg(fd, vec, n, flags, timeout));
         for i in 0..done.max(0) as usize {
@@ -295,7 +284,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     let end = limit.as_ref().map(|t| {
         fsocket_sys::now_ns().saturating_add((t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_nsec as u64)
     });
-    // Unlike recvmsg() it looks for an error before it looks for data.
+    // Unlike recvmsg(), recvmmsg() looks for an error before it looks for data.
     if let Some(e) = ready::pending_error(d, flags) {
         e.set();
         return -1;
@@ -303,23 +292,23 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     let left = || end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
     let flags_of = |done| if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
     let after = |all: &mut Several, m: *const mmsghdr, r: ssize_t| {
-        if r < 0 && all.done > 0 {
-            // The next call reports it.
-            ready::put_back_error(d, fsocket_sys::Errno::last());
-        }
-        // The limit is looked at after each message, and ends no wait. Urgent data are the last message.
+        // The kernel compares the limit after each message, so the limit ends no wait. Urgent data end the call.
         all.over |= end.is_some() && left() == 0
             // SAFETY: `m` is the entry that was just filled.
             || r >= 0 && unsafe { user::get(&raw const (*m).msg_hdr.msg_flags) }.is_ok_and(|f| f & MSG_OOB != 0);
         r
     };
     let each = |all: &mut Several, m: *mut mmsghdr| {
+        let part = if all.done > 0 { Part::Message } else { Part::First };
         // SAFETY: `m` is an entry of the program's array, for a function that copies it.
-        let r = unsafe { receive_message(fd, d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+        let r = unsafe { receive_message(fd, d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE, part) };
         after(all, m, r)
     };
     let number = |all: &mut Several, m: *mut mmsghdr| {
-        // SAFETY: `m` is an entry of the program's array, which has the contract of `recvmsg`.
+        if all.done > 0 && stream::has_failed(fd) {
+            return -1; // the next call says why
+        }
+        // SAFETY: `m` is an entry of the program's array, and the hook copies it.
         let r = unsafe { recvmsg(fd, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, m, r)
     };
@@ -341,7 +330,7 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
     if let Some(d) = conn(fd).filter(|d| d.is_unix() && n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize)) {
         // SAFETY: all `n` entries are readable.
         let all = (0..n as usize).map(|i| unsafe { &raw const (*vec.add(i)).msg_hdr });
-        // SAFETY: as for each of them.
+        // SAFETY: `m` is a readable entry of the program's array, for a function that copies it.
         all.for_each(|m| guarded(|| unsafe { leaves_with(d, m) }));
     }
     let Some(d) = conn(fd) else {
@@ -362,11 +351,11 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
         }
         return real!(sendmmsg(fd, vec, n, flags));
     };
-    // As the kernel: the rest is for the next call.
+    // The rest is for the next call, as in the kernel.
     let n = n.min(UIO_MAXIOV as c_uint);
     // SAFETY: `m` is an entry of the program's array, for a function that copies it.
     let each = |_: &mut Several, m: *mut mmsghdr| unsafe { send_message(d, &raw const (*m).msg_hdr, flags) };
-    // SAFETY: `m` is an entry of the program's array, which has the contract of `sendmsg`.
+    // SAFETY: `m` is an entry of the program's array, and the hook copies it.
     let number = |_: &mut Several, m: *mut mmsghdr| unsafe { sendmsg(fd, &raw const (*m).msg_hdr, flags) };
     // SAFETY: the program says that `vec` has `n` entries; they are reached by copies.
     unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }

@@ -1,4 +1,5 @@
-//! Calls that are the kernel's in any case: a connection of ours becomes a kernel connection first.
+//! Calls that only the kernel can serve (`sendfile`, `aio` and similar ones). A connection over
+//! shared memory moves to kernel TCP first.
 
 use super::super::answer::guarded;
 use fsocket_fdtable::pool;
@@ -11,10 +12,10 @@ pub fn to_kernel(fd: c_int) {
 }
 
 /// # Safety
-/// `list` has `n` pointers to an `aiocb`, or null.
+/// `list` has `n` entries, each null or a pointer to an `aiocb`.
 pub unsafe fn aio_to_kernel(list: *const *mut c_void, n: c_int) {
     for i in 0..n.max(0) as usize {
-        // SAFETY: one of the `n`; the descriptor is the first member of an `aiocb`.
+        // SAFETY: `i` is below `n`, and the first member of an `aiocb` is the descriptor.
         if let Some(fd) = unsafe { (*list.add(i)).cast::<c_int>().as_ref() } {
             to_kernel(*fd);
         }

@@ -1,4 +1,5 @@
-//! Twins of `read`, `recv` and the calls with vectors: with the size of the destination, or an offset.
+//! Variants of `read`, `recv` and the vector calls that have one more argument: the size of the
+//! destination, or an offset. Each does the same as the function without this argument.
 
 use super::super::answer::{gone, guarded, Answer};
 use super::{conn, read, recv, recvfrom};
@@ -8,13 +9,14 @@ use fsocket_migrate::upgrade;
 use fsocket_streams::msg as ops_msg;
 use libc::*;
 
-/// A connection of ours, one that may become one, or one that was just closed.
+/// Is `fd` a connection over shared memory, or one that may become such, or one that was just
+/// closed?
 fn candidate(fd: c_int) -> bool {
     pool::holds(fd) || table::lookup(fd).is_some_and(|d| matches!(d.kind(), Kind::Shm | Kind::Kernel))
 }
 
-// The FORTIFY twins check the size of the destination, then do the same. When
-// the check fails libc's own function ends the program, as it should.
+// The FORTIFY variants check the size of the destination first. If the check fails, libc's own
+// function ends the program, as it must.
 
 pub unsafe fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t {
     match candidate(fd) {
@@ -48,15 +50,17 @@ pub unsafe fn __recvfrom_chk(
     }
 }
 
-/// Of several buffers, at an offset: -1 is the place where the descriptor is, which a connection has none of.
+/// Vector calls with an offset: -1 means the descriptor's own position, so the call is a plain
+/// `readv` or `writev`. Another offset is an error for a connection.
 macro_rules! vectors_at {
     ($name:ident, $ours:ident) => {
         pub unsafe fn $name(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
             upgrade::give_up_fd(fd);
             match conn(fd) {
-                // SAFETY: the program says that `n` vectors are at `iov`; they are checked before they are read.
+                // SAFETY: the program passes `n` vectors at `iov`; they are checked before they
+                // are read.
                 Some(d) if off == -1 => guarded(|| unsafe { ops_msg::$ours(d, iov, n as usize, flags) }.answer()),
-                // The placeholder has the right error.
+                // For a connection, the kernel returns the right error on the placeholder.
                 None if gone(fd) => -1,
                 _ => real!($name(fd, iov, n, off, flags)),
             }

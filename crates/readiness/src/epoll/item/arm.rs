@@ -12,8 +12,9 @@ use fsocket_ring as ring;
 use fsocket_sync::doorbell::Batch;
 
 impl Item {
-    /// Ask the peer to mark a new item when data comes, for others are watched beside it: only so
-    /// that it is known which was first. Without a fence, so it is looked at as before.
+    /// Asks the peer to mark a new item when data comes, because the instance also watches
+    /// others. This serves only to learn which item was ready first. It needs no fence, because
+    /// the library still looks at the item.
     pub(super) fn hint(&self, ep: &Ep, g: &mut Inner) {
         let Some(d) = self.desc().filter(|d| d.is_conn() && self.wanted() & (IN | RDNORM) != 0) else { return };
         let Some(c) = chan::of(d) else { return };
@@ -24,16 +25,16 @@ impl Item {
         }
     }
 
-    /// Ask the peer to mark us when something happens. The caller runs the
-    /// fence of `batch` under the lock of `g`, and looks again.
+    /// Asks the peer to mark the item when something happens. The caller holds the lock of `g`,
+    /// runs the fence of `batch`, and looks at the item again.
     pub fn arm(&self, b: &Waker, g: &mut Inner, root: &Ep, batch: &mut Batch<'static>) {
-        // One that lives keeps its connection until it is killed, which takes the lock.
+        // A live item keeps its connection until it is killed, which takes the lock.
         let Some(d) = self.desc().filter(|_| self.live.load(Ordering::Relaxed)) else { return };
         match d.kind() {
             Kind::Shm => {
                 let Some(c) = chan::of(d) else { return };
                 let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w, b)) else {
-                    // No waiter left: stay active; sleeps are cut short for it.
+                    // No waiter is free. The item stays active, and sleeps are short.
                     stats::fall_back(Reason::Resource);
                     return;
                 };

@@ -1,4 +1,5 @@
-//! What options do: calls whose answer depends on it, in a form that does not depend on chance.
+//! Effects of options: calls whose results depend on an option, in a form that does not depend on
+//! chance.
 
 use super::errno;
 use crate::shared::{state, Slot};
@@ -7,13 +8,14 @@ use libc::{c_int, c_void};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Release;
 
-/// Of IPv4 and of IPv6.
+/// SO_ORIGINAL_DST. IPv4 and IPv6 use the same number.
 pub(super) const ORIGINAL_DST: c_int = 80;
-/// Up to so many bytes are little: a bound of 32 KiB lets no more through, and no buffer of its usual size less.
+/// Up to this many sent bytes count as little. A bound of 32 KiB lets no more through, and a buffer
+/// of its usual size takes at least as many.
 const LITTLE: usize = 600 << 10;
-/// More than any buffer takes.
+/// More bytes than any buffer takes.
 const ENOUGH: usize = 64 << 20;
-/// Nothing has come for so long: nothing more will.
+/// If nothing arrives for this long, nothing more will arrive.
 const QUIET_MS: c_int = 60;
 
 thread_local! {
@@ -21,18 +23,18 @@ thread_local! {
 }
 
 fn dontwait(fd: c_int, bytes: &[u8]) -> isize {
-    // SAFETY: bytes of ours.
+    // SAFETY: the slice is valid for the call.
     unsafe { libc::send(fd, bytes.as_ptr() as *const c_void, bytes.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
 }
 
 fn wait(fd: c_int, events: i16, ms: c_int) -> i16 {
     let mut p = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one item of ours.
+    // SAFETY: the call uses one local `pollfd`.
     unsafe { libc::poll(&mut p, 1, ms) };
     p.revents
 }
 
-/// Sends while there is room, by `poll` and by `send`. 0: little fitted, 1: much.
+/// Sends while `poll` and `send` report room. Returns 0 if little fitted, 1 if much.
 pub(super) fn fill(s: &Slot, fd: c_int) -> i64 {
     let bytes = [b'f'; 8192];
     let mut sent = 0;
@@ -49,11 +51,11 @@ pub(super) fn fill(s: &Slot, fd: c_int) -> i64 {
     (sent > LITTLE).into()
 }
 
-/// Reads all that comes. How it ended: 0, or 1 with the end of the stream.
+/// Reads all that arrives. Returns 0, 1 at the end of the stream, or -1 and errno.
 pub(super) fn drain(fd: c_int) -> i64 {
     let mut bytes = vec![0u8; 1 << 16];
     loop {
-        // SAFETY: a buffer of ours.
+        // SAFETY: the slice is valid for the call.
         match unsafe { libc::recv(fd, bytes.as_mut_ptr() as *mut c_void, bytes.len(), libc::MSG_DONTWAIT) } {
             0 => return 1,
             1.. => {}
@@ -64,19 +66,19 @@ pub(super) fn drain(fd: c_int) -> i64 {
     }
 }
 
-/// Sends on, for so many milliseconds or until an error. 0: there was none.
+/// Sends for `ms` milliseconds or until an error. Returns 0 if there was none, else -1 and errno.
 pub(super) fn stuck(fd: c_int, ms: i64, in_send: bool) -> i64 {
     let end = sys::now_ns() + ms as u64 * 1_000_000;
     let bytes = [b's'; 8192];
     if in_send {
         let limit = libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 };
         let size = size_of::<libc::timeval>() as libc::socklen_t;
-        // SAFETY: a value of that size.
+        // SAFETY: the call reads `size` bytes of a local timeval.
         unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw const limit).cast(), size) };
     }
     while sys::now_ns() < end {
         let n = if in_send {
-            // SAFETY: bytes of ours.
+            // SAFETY: the slice is valid for the call.
             unsafe { libc::send(fd, bytes.as_ptr() as *const c_void, bytes.len(), libc::MSG_NOSIGNAL) }
         } else {
             dontwait(fd, &bytes)
@@ -96,11 +98,11 @@ pub(super) fn stuck(fd: c_int, ms: i64, in_send: bool) -> i64 {
     0
 }
 
-/// The error of a socket, as if a call had failed with it.
+/// Returns -1 with the socket's pending error in errno, as if a call had failed with it.
 fn failed(fd: c_int) -> i64 {
     let mut error = [0u8; 4];
     let mut len = 4;
-    // SAFETY: four bytes of ours.
+    // SAFETY: the call writes four local bytes.
     unsafe {
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, error.as_mut_ptr().cast(), &mut len);
         *libc::__errno_location() = i32::from_ne_bytes(error);
@@ -117,12 +119,12 @@ pub(super) fn passed(ms: i64) -> i64 {
     (sys::now_ns() - STARTED.get() >= ms.max(0) as u64 * 1_000_000).into()
 }
 
-/// State, connections that wait, and how many may.
+/// Reports the TCP_INFO of a listener: state, number of waiting connections, and their limit.
 pub(super) fn queue(s: &Slot, fd: c_int) -> i64 {
     const WAITING: usize = 24;
     let mut info = [0u8; 104];
     let mut len = info.len() as libc::socklen_t;
-    // SAFETY: a buffer of that length.
+    // SAFETY: the call writes at most `len` bytes into a local buffer of that length.
     let r = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &mut len) };
     s.put_aux(info[0].into());
     for at in [WAITING, WAITING + 4] {

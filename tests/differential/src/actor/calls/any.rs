@@ -1,4 +1,5 @@
-//! Calls by a table, through libc or `syscall`, with one argument that may lead nowhere, or be odd.
+//! Calls from a table, through libc or `syscall`, with one argument that may be a bad pointer or an
+//! odd number.
 
 use super::{bytes::pattern, errno};
 use crate::shared::Slot;
@@ -9,22 +10,24 @@ use std::slice::from_raw_parts;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
-/// Bytes that are there before the page that is not.
+/// Accessible bytes between the start of an `edge` object and the inaccessible page.
 const LEFT: usize = 6;
 
-/// Name, libc's function, number, arguments of the function and of the call, a letter each:
-/// `f` the descriptor, `g` the other one, `b` bytes and `n` how many, `i` vectors, `m` and `M` messages, `a` an
-/// address, `l` room for one, `p` pollfds, `rwx` sets, `e` events, `t` and `v` times, `s` a signal mask, `6` what
-/// pselect6 wants, `c` an int, `@` an offset; `k K P E L S N` how many or how large those are; the rest are numbers.
+/// The fields: name, libc's function, system-call number, arguments of the function, arguments of
+/// the system call. Each argument is one letter. Pointers and sets: `f` the descriptor, `g` the
+/// other descriptor, `b` bytes and `n` their number, `i` vectors, `m` and `M` messages, `a` an
+/// address, `l` room for an address length, `p` pollfds, `rwx` sets, `e` events. Others: `t` and
+/// `v` times, `s` a signal mask, `6` the last argument of pselect6, `c` an int, `@` an offset; `k K
+/// P E L S N` are numbers or sizes of these objects. All other letters are numbers.
 struct Entry(&'static str, unsafe extern "C" fn(), c_long, &'static str, &'static str);
 
 macro_rules! table {
     ($($name:ident $function:path, $number:ident $form:literal $raw:literal;)*) => {
         static TABLE: &[Entry] = &[$(Entry(stringify!($name), {
-            // SAFETY: called with the arguments that `$form` says.
+            // SAFETY: `any` calls the function with the arguments that `$form` lists.
             unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn()>($function as *const ()) }
         }, libc::$number, $form, $raw)),*];
-        /// Their names.
+        /// The names of the calls, with their numbers.
         pub const NAMES: crate::symbols::Names = &table!(@ 0; [] $($name)*);
     };
     (@ $n:expr; [$($done:tt)*] $name:ident $($rest:ident)*) => {
@@ -68,10 +71,11 @@ table! {
     epoll_ctl libc::epoll_ctl, SYS_epoll_ctl "fAge" "fAge";
 }
 
-/// Pointers within what arguments point to: bytes of the two vectors, name, control data, pselect6's mask.
+/// From this number on, the bad pointer is inside an object that an argument points to: a vector's
+/// bytes (two of them), the name, the control data, the mask of pselect6.
 pub const INNER: usize = 7;
 
-/// Arguments of a call, as letters.
+/// The arguments of a call, one letter each.
 pub fn form(call: i64, raw: bool) -> &'static str {
     let e = &TABLE[call as usize];
     if raw {
@@ -81,7 +85,8 @@ pub fn form(call: i64, raw: bool) -> &'static str {
     }
 }
 
-/// Six pages: what is fine, what ends with a page, none, what cannot be written, bytes and inner objects.
+/// Six pages: good objects, objects that end with their page, an inaccessible page, a read-only
+/// page, and two pages for further good objects.
 struct Memory {
     at: *mut u8,
     used: usize,
@@ -91,14 +96,15 @@ impl Memory {
     fn new() -> Memory {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let at = sys::mmap(6 * PAGE, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0).expect("memory");
-        // SAFETY: pages of this mapping.
+        // SAFETY: the page belongs to this mapping.
         unsafe { libc::mprotect(at.add(2 * PAGE).cast(), PAGE, libc::PROT_NONE) };
         Memory { at, used: 0 }
     }
 
-    /// An object that is fine, or where `how` says ([`crate::symbols::NOWHERE`]; 0: fine).
+    /// Stores an object and returns its address: a good one if `how` is 0, else as
+    /// [`crate::symbols::NOWHERE`] says.
     fn put(&mut self, how: i64, what: &[u8]) -> usize {
-        // SAFETY: all within the mapping; objects are small.
+        // SAFETY: all written addresses are within the mapping, because objects are small.
         unsafe {
             let to = match how {
                 1 => return 0,
@@ -125,23 +131,23 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nobody uses any more.
+        // SAFETY: unmaps the mapping of `new`; `any`, its only user, has returned from its call.
         unsafe { libc::munmap(self.at.cast(), 6 * PAGE) };
     }
 }
 
-/// A number that is odd in the same way.
+/// The odd number for `how`, for arguments that are numbers.
 fn odd(how: i64) -> usize {
     [0, 0, 1, 3, LEFT, 1 << 20, 0x8000_0000_0000_1000, usize::MAX, 8][how as usize]
 }
 
 fn raw_bytes<T>(v: &T) -> &[u8] {
-    // SAFETY: plain C structures, zeroed before they were filled.
+    // SAFETY: `v` is a plain C structure that was zeroed before it was filled, so its padding has values, too.
     unsafe { from_raw_parts(v as *const T as *const u8, size_of::<T>()) }
 }
 
-/// Makes it: arguments descriptor, other descriptor, call, by `syscall`, which argument is bad, how, bytes,
-/// milliseconds.
+/// Makes the call. Arguments: descriptor, other descriptor, call, whether by `syscall`, number of
+/// the bad argument, how it is bad, bytes, milliseconds.
 // Long: one arm for each system call.
 pub(super) unsafe fn any(s: &Slot) -> i64 {
     let (fd, other, call, raw) = (s.arg(0), s.arg(1), s.arg(2), s.arg(3) != 0);
@@ -150,7 +156,8 @@ pub(super) unsafe fn any(s: &Slot) -> i64 {
     let mut mem = Memory::new();
     let filled: Vec<u8> = (0..n).map(|i| pattern(s.step.load(Relaxed), i)).collect();
     let inner = |k: usize| if bad == INNER + k { how } else { 0 };
-    // SAFETY: zero is valid for all of them; pointers are those of this mapping, or lead nowhere on purpose.
+    // SAFETY: zero is valid for all these structures. Pointers lead into this mapping, or are bad
+    // on purpose.
     unsafe {
         let first = mem.put(inner(0), &filled[..n / 2]);
         let second = mem.put(inner(1), &filled[n / 2..]);
@@ -229,7 +236,7 @@ pub(super) unsafe fn any(s: &Slot) -> i64 {
         } else {
             type Six = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
             let r = std::mem::transmute::<unsafe extern "C" fn(), Six>(entry.1)(a, b, c, d, e, f);
-            // Most give an int, of which the rest of the register knows nothing.
+            // Most functions return an int, and the upper half of the register is undefined.
             if r as i32 == -1 {
                 -1
             } else {
@@ -245,10 +252,10 @@ pub(super) unsafe fn any(s: &Slot) -> i64 {
     }
 }
 
-/// What it has written.
+/// Adds the bytes that the call has written to the answer.
 #[allow(clippy::too_many_arguments)] // what `any` knows
 unsafe fn look(s: &Slot, name: &str, raw: bool, args: &[usize; 6], bad: usize, parts: [usize; 2], r: usize, n: usize) {
-    // SAFETY: those that are not bad are objects of the letter's kind.
+    // SAFETY: an argument that is not bad points to an object of its letter's kind.
     unsafe {
         let sum = |at: usize, n: usize| {
             from_raw_parts(at as *const u8, n).iter().fold(7i64, |h, b| h * 31 % 65521 + i64::from(*b))
@@ -266,7 +273,7 @@ unsafe fn look(s: &Slot, name: &str, raw: bool, args: &[usize; 6], bad: usize, p
                     s.put_aux(libc::FD_ISSET(s.arg(0) as i32, at as *const libc::fd_set).into())
                 }
                 b'e' if r > 0 => {
-                    // In what order they come is not promised.
+                    // The order of the events is not promised.
                     let e = |i| (at as *const libc::epoll_event).add(i).read_unaligned();
                     s.put_aux((0..r.min(8)).fold(0, |all, i| all | e(i).events).into());
                 }

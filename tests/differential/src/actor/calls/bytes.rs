@@ -1,4 +1,4 @@
-//! What is sent and received: buffers, vectors, messages, files, descriptors.
+//! Sends and receives: buffers, vectors, messages, files, descriptors.
 
 use super::errno;
 use crate::shared::{Slot, GUARD, TRANSFER};
@@ -8,19 +8,19 @@ use std::mem::{size_of, zeroed};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What guards a receive buffer: a call that writes more than it says is told.
+/// The byte that fills a receive buffer: a call that writes more than it returns is reported.
 const CANARY: u8 = 0xEE;
 
 const PIECES: usize = 8;
 
-/// Byte `i` of what step `step` sends.
+/// Byte `i` of the data that step `step` sends.
 pub(super) fn pattern(step: u32, i: usize) -> u8 {
     (step.wrapping_mul(151) as usize + i * 7 + (i >> 8) * 13) as u8
 }
 
-/// Bytes of this step to send.
+/// Fills the slot's buffer with the data that this step sends.
 pub(super) unsafe fn source(s: &Slot, n: usize) -> *const c_void {
-    // SAFETY: the slot is the caller's.
+    // SAFETY: the calling step has exclusive use of the slot.
     let data = unsafe { s.data() };
     let step = s.step.load(Relaxed);
     for (i, b) in data[..n.min(TRANSFER)].iter_mut().enumerate() {
@@ -29,9 +29,9 @@ pub(super) unsafe fn source(s: &Slot, n: usize) -> *const c_void {
     data.as_ptr() as *const c_void
 }
 
-/// A receive into the buffer; tells if bytes behind the end were touched.
+/// Receives into the slot's buffer. Reports -99 if bytes behind the received ones have changed.
 pub(super) unsafe fn take(s: &Slot, n: usize, call: impl FnOnce(*mut c_void) -> isize) -> i64 {
-    // SAFETY: the slot is the caller's.
+    // SAFETY: the calling step has exclusive use of the slot.
     unsafe {
         s.data()[..n + GUARD].fill(CANARY);
         let r = call(s.data().as_mut_ptr() as *mut c_void);
@@ -52,14 +52,14 @@ pub(super) unsafe fn pieces(p: *const c_void, n: usize, k: i64) -> ([iovec; PIEC
     let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
     for (i, part) in v[..k].iter_mut().enumerate() {
         part.iov_len = if i + 1 == k { n - each * i } else { each };
-        // SAFETY: within the n bytes.
+        // SAFETY: the piece is within the n bytes.
         part.iov_base = unsafe { (p as *mut u8).add(each * i) } as *mut c_void;
     }
     (v, k as c_int)
 }
 
 pub(super) unsafe fn message(v: &mut [iovec; PIECES], k: c_int) -> msghdr {
-    // SAFETY: zero is an empty message.
+    // SAFETY: an all-zero `msghdr` is an empty message.
     let mut m: msghdr = unsafe { zeroed() };
     m.msg_iov = v.as_mut_ptr();
     m.msg_iovlen = k as usize;
@@ -67,7 +67,7 @@ pub(super) unsafe fn message(v: &mut [iovec; PIECES], k: c_int) -> msghdr {
 }
 
 pub(super) unsafe fn receive_message(s: &Slot, p: *mut c_void, fd: c_int, n: usize, k: i64, flags: c_int) -> isize {
-    // SAFETY: `p` has n bytes; name and control are ours.
+    // SAFETY: `p` has `n` bytes; name and control are local variables.
     unsafe {
         let (mut v, k) = pieces(p, n, k);
         let mut m = message(&mut v, k);
@@ -108,7 +108,7 @@ pub(super) unsafe fn send_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: c_i
 }
 
 pub(super) unsafe fn receive_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: c_int) -> i64 {
-    // SAFETY: as `send_many`.
+    // SAFETY: the vectors point into the slot's buffer.
     unsafe {
         let k = (k.max(0) as usize).min(PIECES);
         let n = n.min(TRANSFER / PIECES);
@@ -133,7 +133,7 @@ pub(super) unsafe fn receive_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: 
 }
 
 pub(super) unsafe fn send_file(s: &Slot, out: c_int, input: c_int, offset: i64, n: usize) -> i64 {
-    // SAFETY: the offset is ours.
+    // SAFETY: the offset is a local variable.
     unsafe {
         let mut at = offset;
         let r = libc::sendfile(out, input, if offset < 0 { null_mut() } else { &mut at }, n);
@@ -146,20 +146,20 @@ pub(super) unsafe fn send_file(s: &Slot, out: c_int, input: c_int, offset: i64, 
 }
 
 pub(super) unsafe fn file(s: &Slot, n: usize) -> i64 {
-    // SAFETY: a plain call.
+    // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(c"file".as_ptr(), 0) };
-    // SAFETY: the slot is the caller's.
+    // SAFETY: the calling step has exclusive use of the slot.
     let content = unsafe { std::slice::from_raw_parts(source(s, n) as *const u8, n) };
     if fd < 0 || sys::write(fd, content) != Ok(n) {
         return -1;
     }
-    // SAFETY: a plain call.
+    // SAFETY: the call takes numbers only.
     unsafe { libc::lseek(fd, 0, libc::SEEK_SET) };
     fd.into()
 }
 
 pub(super) unsafe fn send_fd(over: c_int, fd: c_int) -> i64 {
-    // SAFETY: one byte, one control message, all ours.
+    // SAFETY: the message points to a local byte, vector and control buffer.
     unsafe {
         let mut byte = [b'F'];
         let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
@@ -178,7 +178,7 @@ pub(super) unsafe fn send_fd(over: c_int, fd: c_int) -> i64 {
 }
 
 pub(super) unsafe fn receive_fd(over: c_int) -> i64 {
-    // SAFETY: as `send_fd`.
+    // SAFETY: the message points to a local byte, vector and control buffer.
     unsafe {
         let mut byte = [0u8];
         let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];

@@ -6,14 +6,14 @@ use std::ffi::{CStr, CString};
 use std::ptr::null;
 use std::sync::atomic::Ordering::Release;
 
-/// How a child gets its descriptors, and what it is.
+/// How a child gets its descriptors, and which program it runs.
 mod how {
     pub const SPAWN: i64 = 1;
     pub const WITHOUT_LIBRARY: i64 = 2;
     pub const FORK_ONLY: i64 = 3;
 }
 
-/// A child that waits for what does not come ends after so many seconds.
+/// A child whose input does not arrive ends after this many seconds.
 const PATIENCE: u32 = 3;
 
 extern "C" {
@@ -22,29 +22,29 @@ extern "C" {
     static environ: *const *const c_char;
 }
 
-/// How the child ended: its status, or 1000 and the signal.
+/// Runs a child. Returns its exit status, or 1000 plus the signal that ended it.
 ///
 /// # Safety
-/// The slot is the caller's.
+/// The caller must have exclusive use of the slot.
 pub(super) unsafe fn child(s: &Slot, fd: c_int, n: usize, kind: i64) -> i64 {
     let words = [c"fsocket-differential".to_owned(), c"child".to_owned(), CString::new(n.to_string()).expect("digits")];
     let argv = [words[0].as_ptr(), words[1].as_ptr(), words[2].as_ptr(), null()];
     let preload = |p: &*const c_char| {
-        // SAFETY: a string of the environment.
+        // SAFETY: `p` points to a string of the environment.
         kind == how::WITHOUT_LIBRARY && unsafe { CStr::from_ptr(*p) }.to_bytes().starts_with(b"LD_PRELOAD=")
     };
-    // SAFETY: the environment ends with a null pointer; nobody changes it.
+    // SAFETY: the environment ends with a null pointer, and no thread changes it.
     let all = unsafe { (0..).map(|i| *environ.add(i)).take_while(|p| !p.is_null()) };
     let mut env: Vec<*const c_char> = all.filter(|p| !preload(p)).collect();
     env.push(null());
     let path = c"/proc/self/exe".as_ptr();
     let pid = if kind == how::SPAWN {
-        // SAFETY: null-terminated arrays of strings; the actions are made here.
+        // SAFETY: the arrays of strings end with a null pointer, and `path` is a C string.
         unsafe { spawn(fd, path, &argv, &env) }
     } else {
-        // SAFETY: a child that makes system calls only.
+        // SAFETY: the child only makes system calls.
         match unsafe { libc::fork() } {
-            // SAFETY: in the child, with what was made before it.
+            // SAFETY: this is the child, and its memory was prepared before the fork.
             0 => unsafe { run(fd, n, kind, path, &argv, &env) },
             pid => pid,
         }
@@ -54,7 +54,7 @@ pub(super) unsafe fn child(s: &Slot, fd: c_int, n: usize, kind: i64) -> i64 {
     }
     s.state.store(state::SETTLING, Release);
     let mut status = 0;
-    // SAFETY: a status of ours.
+    // SAFETY: the call writes one local status.
     while unsafe { libc::waitpid(pid, &mut status, 0) } != pid {}
     s.state.store(state::BUSY, Release);
     let signal = status & 0x7f;
@@ -62,7 +62,8 @@ pub(super) unsafe fn child(s: &Slot, fd: c_int, n: usize, kind: i64) -> i64 {
 }
 
 unsafe fn spawn(fd: c_int, path: *const c_char, argv: &[*const c_char], env: &[*const c_char]) -> libc::pid_t {
-    // SAFETY: the strings and both lists end with null and live during the call; the rest is ours.
+    // SAFETY: the strings and both lists end with null and live during the call; the other memory
+    // is local.
     unsafe {
         let mut actions = std::mem::zeroed();
         libc::posix_spawn_file_actions_init(&mut actions);
@@ -80,9 +81,9 @@ unsafe fn spawn(fd: c_int, path: *const c_char, argv: &[*const c_char], env: &[*
     }
 }
 
-/// In the child.
+/// The part of the child after a fork.
 unsafe fn run(fd: c_int, n: usize, kind: i64, path: *const c_char, argv: &[*const c_char], env: &[*const c_char]) -> ! {
-    // SAFETY: the strings and both lists end with null; the child has this one thread, and a buffer of ours.
+    // SAFETY: the strings and both lists end with null; the child has only this thread and a local buffer.
     unsafe {
         if libc::dup2(fd, 0) != 0 || libc::dup2(fd, 1) != 1 {
             libc::_exit(101);
@@ -99,10 +100,11 @@ unsafe fn run(fd: c_int, n: usize, kind: i64, path: *const c_char, argv: &[*cons
     }
 }
 
-/// Main of the program: what it reads it writes, through stdio. Its status says how much.
+/// Main function of the program: writes the bytes that it reads, through stdio. Its exit status is
+/// their number modulo 100.
 pub fn main(n: usize) -> ! {
     let mut buffer = vec![0u8; n];
-    // SAFETY: libc's streams, a buffer of n bytes.
+    // SAFETY: the streams belong to libc, and the buffer has n bytes.
     unsafe {
         libc::alarm(PATIENCE);
         let got = libc::fread(buffer.as_mut_ptr().cast(), 1, n, stdin);

@@ -1,19 +1,20 @@
-//! Connections that wait in an order which is not promised.
+//! Connections that wait at a listener in an order that is not promised.
 
 use super::errno;
 use crate::shared::{Slot, AUX};
 use libc::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// Bytes that are looked at of each connection.
+/// Upper limit of the bytes that are read from each connection.
 const LOOK: usize = 64;
 
-/// Accepts what waits at a non-blocking listener, and closes it. For each connection: how many bytes it has sent, or the
-/// error below zero, and the first byte. The error that ends it comes first.
+/// Accepts and closes all connections that wait at a non-blocking listener. The answer begins with
+/// the error of the last `accept`. For each connection follow the number of bytes that it has sent,
+/// or the negated error, and its first byte.
 pub(super) fn accept_all(s: &Slot, listener: c_int) -> i64 {
     let mut found = Vec::new();
     let end = loop {
-        // SAFETY: no address is asked for.
+        // SAFETY: the address pointers are null.
         let fd = unsafe { libc::accept4(listener, null_mut(), null_mut(), libc::SOCK_NONBLOCK) };
         if fd < 0 {
             break errno();
@@ -22,10 +23,10 @@ pub(super) fn accept_all(s: &Slot, listener: c_int) -> i64 {
             break 0;
         }
         let mut bytes = [0u8; LOOK];
-        // SAFETY: a buffer of ours.
+        // SAFETY: the buffer is a local variable.
         let n = unsafe { libc::recv(fd, bytes.as_mut_ptr() as *mut c_void, LOOK, 0) };
         let n = if n < 0 { -i64::from(errno()) } else { n as i64 };
-        // SAFETY: a descriptor of ours.
+        // SAFETY: this function owns the descriptor.
         unsafe { libc::close(fd) };
         found.push((n, i64::from(bytes[0])));
     };

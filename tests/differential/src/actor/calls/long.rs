@@ -1,4 +1,5 @@
-//! Calls with lengths at the edges, of memory that is there for 3 GiB, so that each length means the same on both sides.
+//! Calls with lengths at the edges. The memory has 3 GiB, so that each length means the same on
+//! both sides.
 
 use super::bytes::pattern;
 use super::errno;
@@ -9,7 +10,7 @@ use std::mem::zeroed;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::OnceLock;
 
-/// The calls, by number; those that receive are odd.
+/// The calls, by number. Odd numbers receive.
 pub const NAMES: Names = &[
     ("write", 0),
     ("read", 1),
@@ -27,22 +28,24 @@ pub const NAMES: Names = &[
     ("preadv2", 13),
 ];
 
-/// Bytes of a receive that are compared.
+/// Upper limit of the received bytes that are compared.
 const COMPARED: usize = 4096;
 
-/// Far below the end of a program's half, so that a length alone decides.
+/// The memory lies far below the end of a program's half of the addresses, so that only the length
+/// decides whether a range is valid.
 fn memory() -> *mut u8 {
     static AT: OnceLock<usize> = OnceLock::new();
     let shape = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let make = || {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping; where there is one already, it fails.
+        // SAFETY: a new mapping; the call fails if another mapping is there.
         unsafe { libc::mmap((1usize << 45) as *mut c_void, 3 << 30, prot, shape, -1, 0) as usize }
     };
     *AT.get_or_init(make) as *mut u8
 }
 
-/// Makes it: arguments descriptor, call, a power of two, and what to add to it.
+/// Makes the call. Arguments: descriptor, call, a power of two (its exponent), and what to add to
+/// the power.
 pub(super) unsafe fn long(s: &Slot) -> i64 {
     let (fd, call) = (s.arg(0) as c_int, s.arg(1));
     let n = (1u128 << s.arg(2)) as u64 as usize;
@@ -50,7 +53,8 @@ pub(super) unsafe fn long(s: &Slot) -> i64 {
     let at = memory();
     let buf = at.cast::<c_void>();
     let nowait = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: 3 GiB are there; lengths beyond that are what the kernel is asked about.
+    // SAFETY: 3 GiB are mapped. The test passes longer lengths on purpose, and expects the call to
+    // refuse or cut them.
     unsafe {
         (0..n.min(COMPARED)).for_each(|i| *at.add(i) = pattern(s.step.load(Relaxed), i));
         let mut v = [iovec { iov_base: buf, iov_len: 1 }, iovec { iov_base: buf.byte_add(1), iov_len: n }];

@@ -1,4 +1,4 @@
-//! Calls with an address, and the port that a call got.
+//! Calls with an address, and the ports that calls get.
 
 use super::errno;
 use crate::actor::PATH as MEMORY;
@@ -10,10 +10,11 @@ use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::mem::{size_of, zeroed};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Digits at the end of a Unix socket's name, which say its "port".
+/// Hexadecimal digits at the end of a Unix socket's name, which are its "port".
 const DIGITS: usize = 4;
 
-/// The port of an address to bind to. A Unix socket that gets a new name has the number of the step.
+/// The port of an address to bind to. A Unix socket that gets a new name takes the step's number
+/// plus 1.
 pub(super) fn place(s: &Slot, addr: i64, port: i64) -> i64 {
     if port == 0 && matches!(addr, PATH | ABSTRACT) {
         i64::from(s.step.load(Relaxed)) + 1
@@ -22,8 +23,8 @@ pub(super) fn place(s: &Slot, addr: i64, port: i64) -> i64 {
     }
 }
 
-/// A name that no other lane has, and no run before this one: what has ended may hold its name for a moment. Paths begin
-/// in the lane's directory.
+/// A name that no other lane and no earlier run has used. (A socket that has ended may hold its
+/// name for a moment.) Paths begin in the lane's directory.
 fn unix_name(addr: i64, port: i64) -> (libc::sockaddr_un, usize) {
     let run = SHARED.get().map_or(0, |s| s.run.load(Relaxed));
     let memory: String = MEMORY.get().map_or("", String::as_str).chars().filter(char::is_ascii_digit).collect();
@@ -53,7 +54,8 @@ pub(super) fn is_unix(fd: c_int) -> bool {
         && i32::from_ne_bytes(domain) == libc::AF_UNIX
 }
 
-/// SIOCOUTQ. The kernel counts the memory behind the bytes of a Unix socket: then only whether there is something.
+/// SIOCOUTQ. For a Unix socket the kernel counts the memory behind the bytes, so the result there
+/// is only whether there is something.
 pub(super) unsafe fn out_queue(fd: c_int, v: *mut c_int) -> c_int {
     // SAFETY: `v` is an int that lives during the call.
     unsafe {
@@ -65,14 +67,14 @@ pub(super) unsafe fn out_queue(fd: c_int, v: *mut c_int) -> c_int {
     }
 }
 
-/// An address as [`crate::symbols::ADDR`] numbers them.
+/// Makes a call with an address, numbered as in [`crate::symbols::ADDR`].
 pub(super) unsafe fn named(addr: i64, port: i64, call: impl FnOnce(*const sockaddr, socklen_t) -> c_int) -> i64 {
     if matches!(addr, PATH | ABSTRACT) {
         let (name, len) = unix_name(addr, port);
         return call(&raw const name as *const sockaddr, len as socklen_t).into();
     }
     let port = (port.max(0) as u16).to_be();
-    // SAFETY: zero is a valid address; the call copies it.
+    // SAFETY: all-zero bytes are a valid address, and the call copies the address.
     unsafe {
         if matches!(addr, 0 | 1 | 4) {
             let mut name: libc::sockaddr_in = zeroed();
@@ -97,9 +99,9 @@ pub(super) unsafe fn named(addr: i64, port: i64, call: impl FnOnce(*const sockad
     }
 }
 
-/// `connect`, and what local port it got: the name of the connection.
+/// Calls `connect`, and reports the local port, which names the connection.
 pub(super) unsafe fn connect(s: &Slot, fd: c_int, addr: i64, port: i64) -> i64 {
-    // SAFETY: as the calls want it; the name is ours.
+    // SAFETY: the name is a local variable, and its length is passed with it.
     unsafe {
         let r = named(addr, port, |p, len| libc::connect(fd, p, len));
         let saved = errno();
@@ -114,9 +116,9 @@ pub(super) unsafe fn connect(s: &Slot, fd: c_int, addr: i64, port: i64) -> i64 {
     }
 }
 
-/// A call that gives an address: it goes into the buffer as it came.
+/// Makes a call that returns an address, and copies the address into the slot's buffer.
 pub(super) unsafe fn name_out(s: &Slot, call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> i64 {
-    // SAFETY: a buffer of ours; the slot is the caller's.
+    // SAFETY: the buffer is local, and this actor has exclusive use of the slot.
     unsafe {
         let mut name: sockaddr_storage = zeroed();
         let mut len = size_of::<sockaddr_storage>() as socklen_t;
@@ -131,8 +133,8 @@ pub(super) unsafe fn name_out(s: &Slot, call: impl FnOnce(*mut sockaddr, *mut so
 }
 
 pub(super) unsafe fn listen(s: &Slot, fd: c_int, backlog: c_int) -> i64 {
-    // SAFETY: a listener of ours too is a listener of the kernel's, which knows
-    // the port.
+    // SAFETY: the calls write to local variables. The raw `getsockname` works because the
+    // descriptor is a listener in the kernel, too.
     unsafe {
         let r = libc::listen(fd, backlog);
         let saved = errno();

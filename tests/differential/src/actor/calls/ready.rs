@@ -7,13 +7,13 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Negative: no limit.
+/// A negative time means no limit.
 pub(super) fn timespec(ms: i64) -> Option<libc::timespec> {
     (ms >= 0).then(|| libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 })
 }
 
 pub(super) unsafe fn mask(bits: i64) -> libc::sigset_t {
-    // SAFETY: a set of ours.
+    // SAFETY: the set is a local variable.
     unsafe {
         let mut set: libc::sigset_t = zeroed();
         libc::sigemptyset(&mut set);
@@ -26,7 +26,7 @@ pub(super) unsafe fn mask(bits: i64) -> libc::sigset_t {
     }
 }
 
-/// Arguments from `from` on are pairs (descriptor, events).
+/// The arguments from number `from` on, as pairs (descriptor, events).
 fn pairs(s: &Slot, from: usize) -> impl Iterator<Item = (c_int, i64)> + '_ {
     let n = s.n_args.load(Relaxed) as usize;
     (from..n.saturating_sub(1)).step_by(2).map(|i| (s.arg(i) as c_int, s.arg(i + 1)))
@@ -49,7 +49,7 @@ pub(super) unsafe fn select_list(
     from: usize,
     call: impl FnOnce(c_int, [*mut libc::fd_set; 3]) -> c_int,
 ) -> i64 {
-    // SAFETY: the sets are ours; numbers are checked.
+    // SAFETY: the sets are local variables, and all descriptor numbers are below 1024.
     unsafe {
         let mut sets: [libc::fd_set; 3] = zeroed();
         let mut top = 0;
@@ -75,13 +75,13 @@ pub(super) unsafe fn select_list(
     }
 }
 
-/// The data of an event is the variable's number, which the scheduler adds as a
-/// last argument.
+/// The data of an event is the number of the variable, which the scheduler adds as the last
+/// argument.
 pub(super) unsafe fn epoll_ctl(s: &Slot, op: c_int) -> i64 {
     let tag = s.arg(s.n_args.load(Relaxed) as usize - 1) as u64;
     let events = if op == libc::EPOLL_CTL_DEL { 0 } else { s.arg(2) as u32 };
     let mut event = libc::epoll_event { events, u64: tag };
-    // SAFETY: an event of ours.
+    // SAFETY: the event is a local variable.
     unsafe { libc::epoll_ctl(s.arg(0) as c_int, op, s.arg(1) as c_int, &mut event).into() }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn epoll_events(s: &Slot, call: impl FnOnce(*mut libc::epoll_event, c
 }
 
 pub(super) unsafe fn timer(fired: bool) -> i64 {
-    // SAFETY: plain calls on a descriptor of ours.
+    // SAFETY: the calls use local variables and a descriptor that this function has made.
     unsafe {
         let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK);
         let mut spec: libc::itimerspec = zeroed();

@@ -1,5 +1,5 @@
-//! Attributes of a socket that stay with it, and are not to be seen in the next one; and sockets that the kernel takes by
-//! their number.
+//! Attributes that stay with a socket and must not be seen in the next one; and sockets that the
+//! kernel takes by their number.
 
 use super::errno;
 use crate::shared::Slot;
@@ -14,7 +14,7 @@ const BPF_MAP_TYPE_SOCKMAP: u32 = 15;
 
 /// A new listener on loopback, and its address.
 unsafe fn listener() -> (c_int, libc::sockaddr_in) {
-    // SAFETY: zero is a valid address; the calls get ours.
+    // SAFETY: all-zero bytes are a valid address, and the calls use local variables.
     unsafe {
         let mut name: libc::sockaddr_in = zeroed();
         name.sin_family = libc::AF_INET as u16;
@@ -28,9 +28,9 @@ unsafe fn listener() -> (c_int, libc::sockaddr_in) {
     }
 }
 
-/// The socket is connected by a send, to a listener that is gone afterwards.
+/// Connects the socket by a send (TCP Fast Open) to a listener that is closed afterwards.
 unsafe fn fast_open(fd: c_int) -> i64 {
-    // SAFETY: as in `listener`.
+    // SAFETY: the address is local, and the calls get its size.
     unsafe {
         let (listener, name) = listener();
         let to = (&raw const name).cast::<sockaddr>();
@@ -46,9 +46,9 @@ unsafe fn fast_open(fd: c_int) -> i64 {
     }
 }
 
-/// Changes attribute number `what` of [`crate::symbols::TOUCH`].
+/// Changes attribute `what`, numbered as in [`crate::symbols::TOUCH`].
 pub(super) unsafe fn touch(fd: c_int, what: i64) -> i64 {
-    // SAFETY: each call gets what its manual page asks for.
+    // SAFETY: all pointers lead to local variables of the types that the manual pages ask for.
     unsafe {
         let me = libc::getpid();
         match what {
@@ -74,9 +74,10 @@ pub(super) unsafe fn touch(fd: c_int, what: i64) -> i64 {
     }
 }
 
-/// Flags, owner (set or not), signal, mode, port (set or not), error of `getpeername`, mark.
+/// Reports flags, owner (set or not), signal, mode, port (set or not), error of `getpeername`,
+/// mark.
 pub(super) unsafe fn attributes(s: &Slot, fd: c_int) -> i64 {
-    // SAFETY: calls on a descriptor; the buffers are ours.
+    // SAFETY: the calls write to local buffers.
     unsafe {
         let mut st: libc::stat = zeroed();
         if libc::fstat(fd, &mut st) < 0 {
@@ -102,9 +103,9 @@ pub(super) unsafe fn attributes(s: &Slot, fd: c_int) -> i64 {
     }
 }
 
-/// `bpf(BPF_MAP_UPDATE_ELEM)` of a new map of sockets.
+/// Puts the socket into a new BPF map of sockets, by `bpf(BPF_MAP_UPDATE_ELEM)`.
 pub(super) unsafe fn put_into_map(fd: c_int) -> i64 {
-    // SAFETY: `union bpf_attr` begins with these members; all pointers are ours.
+    // SAFETY: `union bpf_attr` begins with these members, and all pointers lead to local variables.
     unsafe {
         let create = [BPF_MAP_TYPE_SOCKMAP, 4, 4, 4, 0, 0, 0, 0];
         let map = libc::syscall(libc::SYS_bpf, 0, create.as_ptr(), size_of_val(&create));

@@ -1,4 +1,5 @@
-//! Processes: children that borrow memory, descriptors of one's own, limits, and who collects the dead.
+//! Processes: children that borrow memory, private descriptor tables, resource limits, and
+//! collecting ended children.
 
 use super::errno;
 use crate::shared::{state, Slot};
@@ -6,7 +7,7 @@ use libc::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::Release;
 
-/// What the child does ([`crate::symbols::VFORK`]).
+/// Actions of the child ([`crate::symbols::VFORK`]).
 mod what {
     pub const CLOSE: i64 = 1;
     pub const DUP: i64 = 2;
@@ -18,10 +19,10 @@ mod what {
 }
 
 const STACK: usize = 64 << 10;
-/// A number that no program here has.
+/// A descriptor number that no program here uses.
 const FREE: c_int = 200;
 
-/// All that the child needs, made before it: it runs in the memory of its parent.
+/// All that the child needs. It is made before the child, which runs in the memory of its parent.
 struct Order {
     fd: c_int,
     what: i64,
@@ -30,14 +31,14 @@ struct Order {
     env: [*const c_char; 1],
 }
 
-/// How the child ended: its status, or 1000 and the signal.
+/// Runs a child. Returns its exit status, or 1000 plus the signal that ended it.
 pub(super) fn vfork(s: &Slot, fd: c_int, what: i64, cloned: bool) -> i64 {
     let path = if what == what::EXEC_FAILS { c"/nowhere" } else { c"/bin/true" };
     let order = Order { fd, what, path: path.as_ptr(), argv: [path.as_ptr(), null()], env: [null()] };
     let pid = if cloned {
         by_clone(&order)
     } else {
-        // SAFETY: the child ends in `child`, which returns nothing and writes to its own frames only.
+        // SAFETY: the child ends in `child`, which never returns and writes to its own frames only.
         unsafe { by_libc(&order) }
     };
     if pid < 0 {
@@ -45,7 +46,7 @@ pub(super) fn vfork(s: &Slot, fd: c_int, what: i64, cloned: bool) -> i64 {
     }
     s.state.store(state::SETTLING, Release);
     let mut status = 0;
-    // SAFETY: a status of ours.
+    // SAFETY: the call writes one local status.
     while unsafe { libc::waitpid(pid, &mut status, 0) } != pid {
         if errno() != libc::EINTR {
             break;
@@ -58,7 +59,7 @@ pub(super) fn vfork(s: &Slot, fd: c_int, what: i64, cloned: bool) -> i64 {
 
 #[inline(never)]
 unsafe fn by_libc(order: &Order) -> libc::pid_t {
-    // SAFETY: the order outlives the child; nothing of this frame is written between the two returns.
+    // SAFETY: the order outlives the child, and this frame is not written between the two returns.
     unsafe {
         #[allow(deprecated)]
         match libc::vfork() {
@@ -70,11 +71,11 @@ unsafe fn by_libc(order: &Order) -> libc::pid_t {
 
 fn by_clone(order: &Order) -> libc::pid_t {
     extern "C" fn begin(order: *mut c_void) -> c_int {
-        // SAFETY: the parent waits, with what it points to.
+        // SAFETY: `order` is valid, because the parent waits until the child has ended.
         unsafe { child(&*(order as *const Order)) }
     }
     let mut stack = vec![0u64; STACK / 8];
-    // SAFETY: a stack that is freed when the child is gone; its end is aligned as the ABI wants it, or made so.
+    // SAFETY: the stack is freed after the child has ended, and its end is aligned to 16 bytes.
     unsafe {
         let top = (stack.as_mut_ptr().add(stack.len()) as usize & !15) as *mut c_void;
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
@@ -82,9 +83,9 @@ fn by_clone(order: &Order) -> libc::pid_t {
     }
 }
 
-/// The child: calls of libc alone.
+/// The child. It makes only calls of libc.
 unsafe fn child(order: &Order) -> ! {
-    // SAFETY: plain calls with what was made before.
+    // SAFETY: the calls use numbers and the order, which the parent has made.
     unsafe {
         match order.what {
             what::CLOSE | what::EXEC_CLOSED => drop(libc::close(order.fd)),
@@ -102,10 +103,10 @@ unsafe fn child(order: &Order) -> ! {
     }
 }
 
-/// As [`crate::symbols::UNSHARE`] numbers them.
+/// Makes the descriptor table private, in a way numbered as in [`crate::symbols::UNSHARE`].
 pub(super) fn unshare_files(how: i64) -> i64 {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
-    // SAFETY: plain calls; no descriptor has a number that high.
+    // SAFETY: the calls take numbers only, and no descriptor is in that range.
     unsafe {
         if how == 0 {
             libc::unshare(libc::CLONE_FILES).into()
@@ -115,11 +116,12 @@ pub(super) fn unshare_files(how: i64) -> i64 {
     }
 }
 
-/// How many have ended; then 0, or the error.
+/// Collects all children that have ended. Returns their number; the second result is 0 or the error
+/// of the last call.
 pub(super) fn reap(s: &Slot) -> i64 {
     let mut n = 0;
     loop {
-        // SAFETY: no status is asked for.
+        // SAFETY: the status pointer is null.
         match unsafe { libc::waitpid(-1, null_mut(), libc::WNOHANG) } {
             1.. => n += 1,
             0 => break s.put_aux(0),
@@ -131,6 +133,6 @@ pub(super) fn reap(s: &Slot) -> i64 {
 
 pub(super) fn limit(which: i64, value: i64) -> i64 {
     let new = libc::rlimit { rlim_cur: value as libc::rlim_t, rlim_max: value as libc::rlim_t };
-    // SAFETY: a value of ours.
+    // SAFETY: the call reads one local value.
     unsafe { libc::setrlimit(which as libc::__rlimit_resource_t, &new).into() }
 }

@@ -1,2 +1,0 @@
-module gohttp
-go 1.21
