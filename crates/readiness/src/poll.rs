@@ -128,6 +128,9 @@ unsafe fn run(
     let mut kernel = Kernel::new(fds, kernel, timeout_ns != Some(0));
     let (mut deadline, mut held) = (None, None);
     let (mut interrupted, mut unarmed) = (None, waker::Unarmed::default());
+    // A sleep on one connection's word has reached a limit of the library. The next one is on
+    // descriptors, since signals can be held between such sleeps, so that none is missed.
+    let mut long = false;
     loop {
         ctl::poll();
         let lost = kept.lost(fds).count();
@@ -151,7 +154,7 @@ unsafe fn run(
         if spin(fds, &mut kept) {
             continue;
         }
-        let alone = mask.is_null() && held.is_none() && kernel.has_none() && !crate::peers::is_unwatched();
+        let alone = mask.is_null() && held.is_none() && !long && kernel.has_none() && !crate::peers::is_unwatched();
         let one = kept.alone(fds).filter(|_| alone);
         if one.is_none() && held.is_none() && (!mask.is_null() || kept.any()) {
             held = Some(Held::all());
@@ -166,7 +169,7 @@ unsafe fn run(
         *slept = true;
         let (kernel, unarmed) = (kernel.for_sleep(), &mut unarmed);
         interrupted = match one {
-            Some(d) => on_word(d, fds, deadline, &kept),
+            Some(d) => on_word(d, fds, deadline, &kept).map(|reached| long = reached),
             None => sleep_on(Sleeps { fds, kept: &kept, kernel, deadline, unarmed, mask }),
         }
         .err();

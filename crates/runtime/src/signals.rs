@@ -2,6 +2,7 @@
 //! between two sleeps.
 
 use crate::musl;
+use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_sys as sys;
 
 /// The kernel's `struct sigaction`.
@@ -67,27 +68,76 @@ fn libcs() -> &'static [i32] {
     }
 }
 
+/// Kinds of handlers that the program has, apart from libc's own.
+#[derive(Clone, Copy)]
+pub struct Handlers(u32);
+
+impl Handlers {
+    const RESTART: u32 = 1;
+    const END: u32 = 2;
+
+    pub fn none(self) -> bool {
+        self.0 == 0
+    }
+    /// Does one have SA_RESTART?
+    pub fn some_restart(self) -> bool {
+        self.0 & Handlers::RESTART != 0
+    }
+    /// Has one no SA_RESTART?
+    pub fn some_end(self) -> bool {
+        self.0 & Handlers::END != 0
+    }
+
+    fn of(flags: u64) -> u32 {
+        if flags & libc::SA_RESTART as u64 != 0 {
+            Handlers::RESTART
+        } else {
+            Handlers::END
+        }
+    }
+    fn look() -> u32 {
+        handled().filter(|(signal, _)| !libcs().contains(signal)).fold(0, |all, (_, a)| all | Handlers::of(a.flags))
+    }
+}
+
+/// [`Handlers`] by the last look. There is one now and then: a raw system call may set a handler,
+/// and handlers may go.
+#[link_section = ".data.fsocket_start"]
+static HANDLERS: AtomicU32 = AtomicU32::new(0);
+
+/// Called by hooks before libc sets an action.
+pub fn sets(handler: usize, flags: u64) {
+    if is_handler(handler) {
+        HANDLERS.fetch_or(Handlers::of(flags), Ordering::Relaxed);
+    }
+}
+
+/// The handlers at the beginning of a sleep.
+pub fn handlers() -> Handlers {
+    const EVERY: u32 = 1024;
+    #[link_section = ".data.fsocket_start"]
+    static SLEEPS: AtomicU32 = AtomicU32::new(0);
+    if SLEEPS.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
+        HANDLERS.store(Handlers::look(), Ordering::Relaxed);
+    }
+    Handlers(HANDLERS.load(Ordering::Relaxed))
+}
+
 /// Do all handlers of the process ask for interrupted calls to be restarted? The kernel restarts
 /// `accept` and `recv`, but never `ppoll` or a futex wait with a limit, on which the library
 /// sleeps. The library cannot know which handler has run. If the handlers disagree, it ends the
 /// call, as without SA_RESTART.
 pub fn all_restart() -> bool {
-    handled().all(|(_, a)| restarts(&a))
+    handled().all(|(_, a)| Handlers::of(a.flags) == Handlers::RESTART)
 }
 
-/// Does no handler ask for restarts? (libc's own handlers run rarely and are ignored.)
-pub fn none_restarts() -> bool {
-    !handled().any(|(signal, a)| restarts(&a) && !libcs().contains(&signal))
-}
-
-fn restarts(a: &Action) -> bool {
-    a.flags & libc::SA_RESTART as u64 != 0
+fn is_handler(handler: usize) -> bool {
+    !matches!(handler, libc::SIG_DFL | libc::SIG_IGN)
 }
 
 fn handled() -> impl Iterator<Item = (i32, Action)> {
     let of = |signal| Some((signal, Action::swap(signal, None).ok()?));
-    let handled = |(_, a): &(i32, Action)| !matches!(a.handler, libc::SIG_DFL | libc::SIG_IGN);
-    (1..=64).filter(|signal| !FAULTS.contains(signal)).filter_map(of).filter(handled)
+    (1..=64).filter(|signal| !FAULTS.contains(signal)).filter_map(of).filter(|(_, a)| is_handler(a.handler))
 }
 
 /// While this value lives, the thread handles no signal except faults and libc's own signals. Used

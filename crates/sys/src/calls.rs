@@ -395,19 +395,6 @@ pub unsafe fn epoll_wait(
     }
 }
 
-/// Are there both handlers with SA_RESTART and handlers without?
-pub fn signals_disagree() -> bool {
-    let mut said = [false; 2];
-    for signal in 1..=64 {
-        let mut old = [0u64; 4];
-        let r = sc!(SYS_rt_sigaction, signal, 0, old.as_mut_ptr(), 8);
-        if r.is_ok() && old[0] > libc::SIG_IGN as u64 {
-            said[(old[1] & libc::SA_RESTART as u64 != 0) as usize] = true;
-        }
-    }
-    said == [true; 2]
-}
-
 pub(crate) fn timespec(ns: u64) -> libc::timespec {
     libc::timespec {
         tv_sec: (ns / 1_000_000_000).min(i64::MAX as u64 / 2) as i64,

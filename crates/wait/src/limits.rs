@@ -10,6 +10,7 @@ use crate::call::{Call, Sleep};
 use crate::{unjoined, word};
 use fsocket_fdtable::ctl;
 use fsocket_fdtable::upcalls::upcalls;
+use fsocket_runtime::signals;
 use fsocket_shm::{chan, idle, stuck};
 
 /// The first sleep on a word without a monitor is at most this long, nanoseconds. After that the
@@ -56,7 +57,7 @@ static LIMITS: [Limit; 9] = [
 ];
 
 /// If nothing happens for long enough, sleeps of these calls free memory that is kept for speed
-/// ([`idle`]).
+/// ([`idle`]). (A sleep on a word does so only if no signal can end it: see [`word::piece`].)
 const GIVES_BACK: u16 = Call::PollOne.bit() | Call::Poll.bit() | EPOLL;
 
 /// The limits of one sleep.
@@ -81,9 +82,10 @@ impl Limited {
         let bit = s.call.bit();
         let rows = LIMITS.iter().filter(|row| row.calls & bit != 0);
         let cut = rows.fold(s.own, |least_so_far, row| least(least_so_far, (row.ns)(s)));
-        let (left, idle) = match bit & GIVES_BACK {
-            0 => (s.left, false),
-            _ => match idle::cut(least(s.left, cut)) {
+        let gives_back = bit & GIVES_BACK != 0 && (bit & WORDS == 0 || signals::handlers().none());
+        let (left, idle) = match gives_back {
+            false => (s.left, false),
+            true => match idle::cut(least(s.left, cut)) {
                 (limit, true) => (limit, true),
                 _ => (s.left, false),
             },

@@ -4,7 +4,7 @@ use crate::call::{Call, Mask, Room, Sleep};
 use crate::deadline::Deadline;
 use crate::limits::Limited;
 use crate::sleeper::Sleeper;
-use crate::word::{self, Word};
+use crate::word::Word;
 use fsocket_abi::arena::Counter;
 use fsocket_fdtable::ctl;
 use fsocket_runtime::stats;
@@ -41,7 +41,6 @@ pub const BESIDE: usize = 2;
 pub fn sleep(source: Source, mut s: Sleep) -> Result<usize> {
     before(&source, &mut s);
     let limit = Limited::of(&mut s);
-    let is_word = matches!(source, Source::Word(_));
     // If the library has set no limit, the kernel itself restarts a sleep on a word after a
     // signal.
     let ours = !matches!(&source, Source::Word(w) if !w.teased && limit.cut.is_none());
@@ -56,14 +55,7 @@ pub fn sleep(source: Source, mut s: Sleep) -> Result<usize> {
     };
     match r {
         Ok(0) if limit.idle => idle::give_back(),
-        Err(Errno::EINTR) => {
-            if ours && s.restarts() {
-                return Ok(0);
-            }
-            if is_word {
-                word::interrupted(limit.cut);
-            }
-        }
+        Err(Errno::EINTR) if ours && s.restarts() => return Ok(0),
         _ => {}
     }
     r
@@ -76,9 +68,7 @@ fn before(source: &Source, s: &mut Sleep) {
     match source {
         Source::Word(w) => {
             s.long = *w.long;
-            if s.call == Call::Stream {
-                idle::before_sleep();
-            }
+            idle::before_sleep();
         }
         Source::Set { sleeper, .. } => {
             s.has_waker = sleeper.is_some();

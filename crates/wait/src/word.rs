@@ -20,42 +20,26 @@ use fsocket_sys::{self as sys, Errno, Result};
 const LOOK_NS: u64 = 2_000_000_000;
 
 /// The first limit of a sleep, nanoseconds. Most sleeps are shorter, and this costs half as much
-/// as a sleep that also watches the monitor's word. See [`mixed_handlers`].
+/// as a sleep that also watches the monitor's word.
 const SHORT_NS: u64 = 100_000_000;
 
 /// A limit that is never reached, nanoseconds.
 pub const LONG: u64 = u64::MAX / 2;
 
-/// Do some signal handlers have SA_RESTART and others not? The library cannot find out which
-/// handler has ended a sleep. So it sets a limit of its own on a sleep without one only if all
-/// handlers agree. It checks this now and then, and after each signal for which it matters.
-fn mixed_handlers() -> &'static AtomicBool {
-    const EVERY: u32 = 1024;
-    #[link_section = ".data.fsocket_start"]
-    static MIXED: AtomicBool = AtomicBool::new(false);
-    #[link_section = ".data.fsocket_start"]
-    static SLEEPS: AtomicU32 = AtomicU32::new(0);
-    if SLEEPS.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
-        MIXED.store(sys::signals_disagree(), Ordering::Relaxed);
-    }
-    &MIXED
-}
-
-/// A signal has ended a sleep with the library's limit `cut`, so the handlers are checked.
-pub(crate) fn interrupted(cut: Option<u64>) {
-    if cut == Some(SHORT_NS) {
-        mixed_handlers().store(sys::signals_disagree(), Ordering::Relaxed);
-    }
-}
-
 /// The library's limit for a sleep. `limited`: the program has set one, too; `long`: an earlier
 /// sleep reached a limit.
+///
+/// Where a signal may end the call, limits are few. A signal that arrives after a limit was
+/// reached, and before the thread runs again, ends nothing: the library sleeps again after the
+/// handler.
 pub(crate) fn piece(long: bool, limited: bool) -> Option<u64> {
-    if !long && (limited || !mixed_handlers().load(Ordering::Relaxed)) {
+    let handlers = signals::handlers();
+    let goes_on = if limited { handlers.none() } else { !handlers.some_end() };
+    if goes_on && !long {
         return Some(SHORT_NS);
     }
     // A signal must end such a sleep, but the kernel would restart a sleep on two words.
-    if limited && !signals::none_restarts() {
+    if limited && handlers.some_restart() {
         return Some(LOOK_NS);
     }
     (!has_second()).then_some(LOOK_NS)

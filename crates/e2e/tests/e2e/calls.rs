@@ -1,7 +1,7 @@
 //! Rarely used calls and options: the program must see what it would see on kernel sockets. If
 //! only the kernel can do a thing, the connection moves to the kernel.
 
-use fsocket_e2e as e2e;
+use fsocket_e2e::{self as e2e, need_two_cpus};
 use fsocket_hooktable::hook::AfterSignal;
 use fsocket_hooktable::Hook;
 use fsocket_testkit::host::{Accel, Stock};
@@ -46,6 +46,30 @@ fn interrupted_calls_go_on_or_fail_as_the_table_says() {
     assert_eq!(says(Accel), expected);
     let delta = host.snapshot().since(&before);
     assert!(stock_mode() || delta.get("connect_shm") >= names.len() as i128, "not over shared memory\n{delta}");
+}
+
+/// These tests keep a CPU for a while.
+mod alone {
+    use super::*;
+
+    /// A signal ends a call although the thread was woken just before by a limit of the library's own.
+    #[test]
+    fn a_signal_that_comes_when_a_limit_of_the_library_is_over_ends_the_call() {
+        need_two_cpus!();
+        const NAMES: [&str; 9] =
+            ["recv", "recvmsg", "send", "accept", "poll", "ppoll", "select", "epoll_wait", "epoll_pwait"];
+        let args = [&["late"], &NAMES[..]].concat();
+        let host = Host::new();
+        let expected: Vec<String> = NAMES.iter().map(|n| format!("{n} EINTR")).chain(["ok".into()]).collect();
+        let says = |side| {
+            e2e::python(&host, side, 120, "calls/interrupted.py", &args).lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(says(Stock), expected);
+        let before = host.snapshot();
+        assert_eq!(says(Accel), expected);
+        let delta = host.snapshot().since(&before);
+        assert!(stock_mode() || delta.get("connect_shm") >= 8, "not over shared memory\n{delta}");
+    }
 }
 
 /// A system call by number must act like the hook of the same name, and the number of a closed

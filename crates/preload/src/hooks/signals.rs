@@ -1,8 +1,8 @@
-//! Hooks for the actions that the program sets for SIGSEGV and SIGBUS. The library's handler stays
-//! installed, and calls the program's handler ([`fsocket_runtime::faults`]).
+//! Hooks for the actions that the program sets for signals. For SIGSEGV and SIGBUS the library's
+//! handler stays installed, and calls the program's handler ([`fsocket_runtime::faults`]).
 
 use super::answer::{failed, Answer};
-use fsocket_runtime::signals::Action;
+use fsocket_runtime::signals::{self, Action};
 use fsocket_runtime::{faults, user};
 use fsocket_sys::{Errno, Result};
 use libc::*;
@@ -16,11 +16,15 @@ fn is_fault(signal: c_int) -> bool {
 
 /// The hook of sigaction(3). None: the signal is another one, and libc's function must act.
 pub unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Option<c_int> {
+    // SAFETY: null, or a structure of the program, as sigaction(3) wants it.
+    let new = unsafe { new.as_ref() };
     if !is_fault(signal) {
+        if let Some(a) = new {
+            signals::sets(a.sa_sigaction, a.sa_flags as u32 as u64);
+        }
         return None;
     }
-    // SAFETY: null, or a structure of the program, as sigaction(3) wants it.
-    let new = unsafe { new.as_ref() }.map(|a| Action {
+    let new = new.map(|a| Action {
         handler: a.sa_sigaction,
         flags: a.sa_flags as u32 as u64 | RESTORER,
         restorer: 0,
@@ -44,7 +48,14 @@ pub unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> 
 
 /// The hook of rt_sigaction(2). None: the signal is another one.
 pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: size_t) -> Option<c_long> {
-    if !is_fault(signal) || size != size_of::<u64>() {
+    if size != size_of::<u64>() {
+        return None;
+    }
+    if !is_fault(signal) {
+        // SAFETY: any bytes are an `Action`; the guarded copy reports a bad pointer.
+        if let Ok(Some(a)) = unsafe { user::get_if(new) } {
+            signals::sets(a.handler, a.flags);
+        }
         return None;
     }
     let changed = || -> Option<Result<()>> {
@@ -67,6 +78,7 @@ pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: siz
 /// whether it blocks the signal during the handler.
 pub unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int, blocks: bool) -> Option<sighandler_t> {
     if !is_fault(signal) {
+        signals::sets(handler, flags as u32 as u64);
         return None;
     }
     if handler == SIG_ERR {

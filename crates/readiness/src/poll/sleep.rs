@@ -40,13 +40,13 @@ pub(super) fn sleep_on(s: Sleeps) -> Result<()> {
 ///
 /// (Signals need not be blocked: a signal that is handled just before the sleep counts as handled
 /// before the call.)
-pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Deadline, kept: &Kept) -> Result<()> {
+pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Deadline, kept: &Kept) -> Result<bool> {
     let t0 = cpu::ticks();
     let mut w = OnWord { d, fds, kept, deadline, seq: 0, slept: false, long: false, teased: Teased::default() };
     if block(&mut w)? {
         memory(fds).slept(t0, d.rx_dir().want_data.notified_at.load(Ordering::Relaxed));
     }
-    Ok(())
+    Ok(w.long)
 }
 
 struct OnWord<'a, 'k> {
@@ -108,7 +108,10 @@ impl Wait for OnWord<'_, '_> {
             return Some(Ok(true));
         }
         self.teased.woken_for_nothing(self.d, &self.d.rx_dir().want_data);
-        (woken == Err(Errno::EINTR)).then_some(Err(Errno::EINTR))
+        match woken {
+            Err(Errno::EINTR) => Some(Err(Errno::EINTR)),
+            _ => self.long.then_some(Ok(false)),
+        }
     }
 }
 

@@ -1,7 +1,11 @@
 #!/usr/bin/python3
-"""interrupted.py NAME...: calls these functions of libc so that each sleeps, on a connection of
+"""interrupted.py [late] NAME...: calls these functions of libc so that each sleeps, on a connection of
 its own. Then a signal arrives whose handler has SA_RESTART. Prints "NAME restarts" if the call
 went on, or "NAME EINTR" if it failed.
+
+late: the handler has no SA_RESTART. From soon after the beginning of the sleep, a process with a
+higher priority keeps the first thread's CPU, and the signal arrives meanwhile. So the thread runs
+again only after the signal, whatever has woken it before.
 
 Both ends of each connection are in this process. A second thread waits until the first one sleeps,
 and signals it. It waits until the first one has returned or sleeps again, and then lets the call
@@ -138,10 +142,29 @@ def is_in_the_call():
 
 
 def disturb(let_end):
-    if sleeps():
+    if late:
+        os.sched_setaffinity(0, {cpus[1]})
+        while not is_in_the_call():
+            time.sleep(0.001)
+        os.write(orders, b"x")
+        time.sleep(0.2)
+        signal.pthread_kill(MAIN.ident, signal.SIGUSR1)
+        time.sleep(0.2)
+        sleeps()
+    elif sleeps():
         signal.pthread_kill(MAIN.ident, signal.SIGUSR1)
         sleeps()
     let_end()
+
+
+def keep_cpu(orders):
+    """Keeps a CPU for 300 ms, whenever a byte arrives."""
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    while os.read(orders, 1):
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            pass
+    os._exit(0)
 
 
 def fill(sock):
@@ -197,6 +220,16 @@ def run(name):
     print(name, "restarts" if r >= 0 else errno.errorcode[error], flush=True)
 
 
+names = sys.argv[1:]
+late = names[0] == "late"
+if late:
+    names.pop(0)
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[0]})
+    ordered, orders = os.pipe()
+    if os.fork() == 0:
+        os.close(orders)
+        keep_cpu(ordered)
 kept = []
 returned = threading.Event()
 listener = socket.create_server(("127.0.0.1", 0))
@@ -204,7 +237,7 @@ listener = socket.create_server(("127.0.0.1", 0))
 # fails with EINTR (docs/limits.md), so both signals get the same handler.
 for number in (signal.SIGINT, signal.SIGUSR1):
     signal.signal(number, lambda *_: None)
-    signal.siginterrupt(number, False)
-for each in sys.argv[1:]:
+    signal.siginterrupt(number, late)
+for each in names:
     run(each)
 print("ok")
