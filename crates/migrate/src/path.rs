@@ -124,8 +124,7 @@ impl Moving {
         if let Moving::Done(done) = core::mem::replace(self, Moving::No) {
             let d = done.d;
             let (own, _hold) = done.look_back(fenced);
-            settle::shut(d, own.0, !d.is_unix() || settle::all_is_here(d));
-            settle::replay_reset(d, own.0);
+            settle::repeat_ends(d, own.0);
             own.close();
         }
     }

@@ -41,9 +41,21 @@ pub fn shut(d: &Desc, fd: i32, both: bool) {
     let _ = sys::shutdown(fd, how);
 }
 
+/// Repeats shutdowns and a reset on the mover's kernel socket, when all unread bytes have been sent.
+pub fn repeat_ends(d: &Desc, own: i32) {
+    if d.is_unix() {
+        shut(d, own, all_is_here(d));
+        replay_reset(d, own);
+    } else {
+        // A reset that the peer's program has not noticed yet needs a last byte of this side.
+        replay_reset(d, own);
+        shut(d, own, true);
+    }
+}
+
 /// Is everything that the peer has sent in this side's kernel socket? The mover asks this after
 /// the monitor has sent the unread bytes there.
-pub fn all_is_here(d: &Desc) -> bool {
+fn all_is_here(d: &Desc) -> bool {
     let (r, rx, _) = d.rx();
     let rest = path_switch::resume_at(rx, &d.slot().migrated[(1 - d.side()) & 1]);
     rest.is_some_and(|h| !ring::readable(r, rx, &h))
@@ -62,9 +74,8 @@ pub fn forget_error(fd: i32) {
 
 /// One of the two living sides may have shut down both directions; it then answers what is sent
 /// to it with a reset. If this has happened over shared memory, the mover repeats it between the
-/// kernel's sockets, so that each side sees the same. Called when all unread bytes have been
-/// sent.
-pub fn replay_reset(d: &Desc, own: i32) {
+/// kernel's sockets, so that each side sees the same.
+fn replay_reset(d: &Desc, own: i32) {
     let peer = d.peer_status();
     // (The peer is alive and has sent a reset, so this end had shut down both directions.)
     let reset = peer.has(status::RST);
