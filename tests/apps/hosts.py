@@ -23,6 +23,7 @@ from streams import exactly
 
 SHORT = 40
 last = "nothing"
+known = threading.Event()
 
 
 def bytes_of(n, seed):
@@ -66,12 +67,15 @@ def serve(sock):
         time.sleep(0.3)
         reset_on_close(sock)
     elif what == "abort":
+        known.clear()
         sock.sendall(b"go")
         try:
             last = "end" if not sock.recv(1) else "data"
         except OSError as e:
             last = e.strerror
+        known.set()
     elif what == "last":
+        known.wait(60)
         sock.sendall(last.encode())
     sock.close()
 
@@ -117,7 +121,6 @@ def ask(where, what):
         assert exactly(sock, 2) == b"go"
         reset_on_close(sock)
         sock.close()
-        time.sleep(0.3)
         print(sum_to_end(open_one(where, "last")), flush=True)
 
 

@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Time limit for connecting, for sending, and for each read.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A request, the number of concurrent ones, and the expected answer.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -22,16 +25,13 @@ pub struct Plan {
     pub request: String,
     /// The expected body of the answer.
     pub body: Vec<u8>,
-    /// Time limit for connecting, for sending, and for each read.
-    pub timeout: Duration,
 }
 
 impl Plan {
-    /// `GET path`, whose answer must be `body`. The limit of 5 s is longer than a SYN takes that
-    /// is dropped twice.
+    /// `GET path`, whose answer must be `body`.
     pub fn get(address: SocketAddr, path: &str, body: &[u8], concurrency: usize) -> Plan {
         let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-        Plan { address, concurrency, request, body: body.to_vec(), timeout: Duration::from_secs(5) }
+        Plan { address, concurrency, request, body: body.to_vec() }
     }
 }
 
@@ -143,9 +143,9 @@ fn drive(plan: &Plan, requests: Option<u64>, stop: &AtomicBool) -> Outcome {
 /// Makes one request. Returns the time that connecting took, or the cause of the failure.
 fn one(plan: &Plan, answer: &mut Vec<u8>) -> Result<Duration, String> {
     let began = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&plan.address, plan.timeout).map_err(|e| cause("connect", &e))?;
+    let mut stream = TcpStream::connect_timeout(&plan.address, TIMEOUT).map_err(|e| cause("connect", &e))?;
     let connecting = began.elapsed();
-    let timeouts = stream.set_read_timeout(Some(plan.timeout)).and(stream.set_write_timeout(Some(plan.timeout)));
+    let timeouts = stream.set_read_timeout(Some(TIMEOUT)).and(stream.set_write_timeout(Some(TIMEOUT)));
     timeouts.map_err(|e| cause("options", &e))?;
     stream.write_all(plan.request.as_bytes()).map_err(|e| cause("send", &e))?;
     answer.clear();

@@ -156,9 +156,16 @@ fn who_sleeps_when_the_monitor_is_killed_learns_of_the_killed_server() {
     client.expect("exit", "bye");
 }
 
-/// Without a monitor only the kernel can report that a process has ended.
+/// Without a monitor only the kernel can report that a process has ended. A machine that takes the CPUs away for some time
+/// delays the report once, and sleeps in pieces delay it each time.
 #[test]
 fn without_a_monitor_sleepers_are_told_of_a_killed_peer_at_once() {
+    let late: Vec<String> = (0..5).map_while(|_| late_report_of_a_killed_peer()).collect();
+    assert!(late.len() < 5, "{late:?}");
+}
+
+/// A call that was told later than kernel TCP, if there is one.
+fn late_report_of_a_killed_peer() -> Option<String> {
     let mut host = Host::new();
     let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
     let path = helper("crash/told.py").display().to_string();
@@ -194,12 +201,13 @@ fn without_a_monitor_sleepers_are_told_of_a_killed_peer_at_once() {
         ms.sort_unstable();
         ms
     };
-    for (call, three) in &ours {
-        let (ours, stock) = (ms(three), ms(&stock));
-        println!("{call}: told after {ours:?} ms, kernel TCP {stock:?} ms");
-        // With sleeps in pieces, about 400 ms of a piece would be left.
-        assert!(ours[0] < stock[2].max(250), "{call}: told after {ours:?} ms, kernel TCP {stock:?} ms");
-    }
+    // With sleeps in pieces, about 400 ms of a piece would be left.
+    let stock = ms(&stock);
+    let times = ours.iter().map(|(call, three)| (call, ms(three)));
+    times
+        .filter(|(_, ms)| ms[0] >= stock[2].max(250))
+        .map(|late| format!("{late:?} ms, kernel TCP {stock:?} ms"))
+        .next()
 }
 
 /// Number of open sockets of a process, including those that it keeps for the next connection.

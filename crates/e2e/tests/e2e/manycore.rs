@@ -31,8 +31,7 @@ fn serve_on(chain: &Chain, host: &Host, way: Way, cpus: usize, more: &[&str]) ->
     }
     // Few connections at a time, because emulated CPUs are slow and a flood would only fill
     // queues.
-    let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
-    plan.timeout = Duration::from_secs(60);
+    let plan = Plan::get(address, "/", &[b'x'; 64], 4);
     let requests = EACH * cpus as u64 / plan.concurrency as u64;
     let outcome = Load::start(&plan, Some(&chain.client), Some(requests)).finish();
     assert_eq!(outcome.failures(), 0, "{outcome:?}");
@@ -153,8 +152,7 @@ fn others_serve_what_comes_to_a_worker_that_stands_still() {
     assert_eq!(workers.len(), cpus, "workers");
     // SAFETY: `kill` takes no pointers.
     assert_eq!(unsafe { libc::kill(workers[cpus / 2], libc::SIGSTOP) }, 0);
-    let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
-    plan.timeout = Duration::from_secs(60);
+    let plan = Plan::get(address, "/", &[b'x'; 64], 4);
     let requests = EACH * cpus as u64 / plan.concurrency as u64;
     let outcome = Load::start(&plan, Some(&chain.client), Some(requests)).finish();
     // SAFETY: `kill` takes no pointers.

@@ -86,6 +86,11 @@ impl Two {
         [self.a.host.snapshot().since(a), self.b.host.snapshot().since(b)]
     }
 
+    /// How many ends have gone over to shared memory, at both hosts: a program's and a stand-in's for each connection.
+    fn ends_moved(&self) -> [u64; 2] {
+        self.since().map(|delta| delta.get("path_upgrade") as u64)
+    }
+
     /// Three connections that are asked for long, when they have gone over.
     fn over(&self, port: &str) -> Proc {
         let ask = self.ask(Accel, "containers", &[port, &self.address(), "3000", "3"]);
@@ -213,14 +218,27 @@ fn ends_are_those_of_stock() {
     let two = Two::new();
     let (_stock, stock) = two.serve(Stock, "hosts");
     let (_ours, ours) = two.serve(Accel, "hosts");
-    // (The last one has two connections.)
-    let all = ["half", "large", "slow", "reset", "closed", "abort"];
-    for (n, what) in all.into_iter().enumerate() {
-        let said = [(Stock, &stock), (Accel, &ours)].map(|(side, port)| {
+    for what in ["half", "large", "slow", "reset", "closed", "abort"] {
+        let ask = |side, port: &String| {
             two.ask(side, "hosts", &[port, &two.address(), what]).finish(LIMIT).success().says("ok").stdout.clone()
+        };
+        let said = ask(Stock, &stock);
+        // (The last one has two connections.)
+        let connections = 1 + u64::from(what == "abort");
+        // An agent waits less than a second for the other one. On a machine that takes the CPUs
+        // away for that long, a connection stays in the kernel.
+        let over = (0..20).find(|_| {
+            let before = two.ends_moved();
+            assert_eq!(ask(Accel, &ours), said, "{what}: ours, stock");
+            stock_mode() || two.ends_moved().iter().zip(before).all(|(now, then)| now - then == 2 * connections)
         });
-        assert_eq!(said[0], said[1], "{what}: stock, ours");
-        assert_paths(&two, n as i128 + 1 + i128::from(what == "abort"), 0);
+        assert!(over.is_some(), "{what}: no connection went over: {}", two.story());
+    }
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    for delta in two.since() {
+        assert_eq!(delta.get("hostile_peer"), 0, "{delta}");
     }
 }
 

@@ -265,6 +265,10 @@ impl Model {
         }
         self.actors.push(Actor { process, alive: true, sleeps_on: Vec::new(), consumes: false });
     }
+    /// Has a child inherited an epoll instance?
+    pub fn is_epoll_inherited(&self) -> bool {
+        !self.inherited_epoll.is_empty()
+    }
     pub fn thread(&mut self, actor: usize) {
         let process = self.process(actor);
         self.actors.push(Actor { process, alive: true, sleeps_on: Vec::new(), consumes: false });

@@ -168,7 +168,8 @@ impl Gen {
                 }
                 self.push(actor, 0, Call::EpollMod, &[ep as i64, var as i64, ev]);
             }
-            8 if !watched.is_empty() => {
+            // (README.md: a child that has inherited the instance may move the connection.)
+            8 if !(watched.is_empty() || self.moves() && self.m.is_epoll_inherited()) => {
                 let var = self.rng.pick(&watched);
                 self.push(actor, 0, Call::EpollDel, &[ep as i64, var as i64]);
                 self.m.watched.remove(&(ep, var));
