@@ -196,8 +196,10 @@ static __always_inline void ended_by_the_kernel(struct sock *sk)
 	if (!bpf_sk_storage_get(&watched, sk, 0, 0))
 		return;
 	cookie = bpf_get_socket_cookie(sk);
-	bpf_ringbuf_output(&ended, &cookie, sizeof(cookie), 0);
-	bpf_sk_storage_delete(&watched, sk);
+	/* (The output fails while another CPU holds the buffer for too long. Then the other program
+	 * reports the end.) */
+	if (!bpf_ringbuf_output(&ended, &cookie, sizeof(cookie), 0))
+		bpf_sk_storage_delete(&watched, sk);
 }
 
 SEC("tp_btf/inet_sock_set_state")

@@ -145,11 +145,17 @@ impl Pairs {
 
     /// Asks to report the end of this socket in [`Pairs::ended`], if the kernel ends the
     /// connection and not a close by a program.
-    pub fn watch(&self, socket: BorrowedFd<'_>) {
+    ///
+    /// # Errors
+    /// [`Error::Map`]: the end will not be reported.
+    pub fn watch(&self, socket: BorrowedFd<'_>) -> Result<()> {
         let (fd, value) = (socket.as_raw_fd(), 0u64);
         let (key, value) = ((&raw const fd).cast(), (&raw const value).cast());
         // SAFETY: key (a descriptor) and value are as large as the map's, and live during the call.
-        unsafe { libbpf::bpf_map_update_elem(self.parts.watched.as_raw_fd(), key, value, 0) };
+        match unsafe { libbpf::bpf_map_update_elem(self.parts.watched.as_raw_fd(), key, value, 0) } {
+            0 => Ok(()),
+            _ => Err(Error::map("watched", std::io::Error::last_os_error().into())),
+        }
     }
 
     /// Number of handshakes by result: `paired`, or the reason why not.

@@ -105,7 +105,7 @@ fn end_is_told(misses: bool) {
     let (left, peer_of_left) = connection(&client, &server, to);
     let (active, _passive) = connection(&client, &server, to);
     for end in [&closed, &left, &active] {
-        pairs.watch(end.as_fd());
+        pairs.watch(end.as_fd()).unwrap();
         set(end, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
@@ -155,7 +155,7 @@ fn no_end_is_lost_among_many() {
         let active = client.within(|| TcpStream::connect(to)).unwrap();
         let (passive, _) = listener.accept().unwrap();
         watched.insert(cookie(&active));
-        pairs.watch(active.as_fd());
+        pairs.watch(active.as_fd()).unwrap();
         // The other end resets the connection.
         sockopt::set_socket_linger(&passive, Some(Duration::ZERO)).unwrap();
         drop(passive);

@@ -111,7 +111,7 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
     if !any && !descs().any(|d| hands_over_zones(d, to)) {
         return next;
     }
-    let fate = match to.move_away() && start.is_in_fork_group() {
+    let fate = match to.move_away() && start.is_relative() {
         true => Fate::Unknown,
         false => program::fate(start),
     };

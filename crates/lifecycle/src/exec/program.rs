@@ -44,7 +44,7 @@ impl Drop for File {
 
 impl Start<'_> {
     /// Is the name relative, so that it can mean another file in another directory?
-    pub fn is_in_fork_group(&self) -> bool {
+    pub fn is_relative(&self) -> bool {
         !self.file.is_empty() && !self.file.to_bytes().starts_with(b"/")
     }
 

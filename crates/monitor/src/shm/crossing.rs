@@ -99,7 +99,7 @@ impl Shm {
         let listener = listener_at(&self.listeners, works, &end).ok_or(Errno::NOENT)?;
         // The kernel watches this socket from now on: when the connection moves, only the other
         // end is shown.
-        record.watch(fd);
+        record.watch(fd).map_err(|_| Errno::NOMEM)?;
         self.pairs.offers.add(cookie, id, (name, listener));
         Ok(())
     }
@@ -211,10 +211,9 @@ impl Shm {
             Err(Errno::PERM | Errno::ACCESS) => return Err(Errno::XDEV),
             judged => judged?,
         }
+        let record = self.pairs.record.as_ref().ok_or(Errno::XDEV)?;
+        record.watch(fd).map_err(|_| Errno::NOMEM)?;
         self.pairs.offers.take(&there.other);
-        if let Some(record) = &self.pairs.record {
-            record.watch(fd);
-        }
         self.pairs.goes_over((msg.channel, msg.slot), msg.generation, [there.own, there.other]);
         self.hand_over(ctx, &msg, there.by, there.name)?;
         Ok(0)
