@@ -14,8 +14,10 @@ use fsocket_sys::{self as sys, Result};
 
 /// Sets the options on a kernel end that the program has set on the connection.
 pub fn apply_options(d: &Desc, fd: i32) {
-    if d.sock().flags.get().has(FlagSet::NONBLOCK) {
-        let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
+    // (The kernel socket of a Unix connection has the mode that it had before it went over.)
+    let mode = if d.sock().flags.get().has(FlagSet::NONBLOCK) { libc::O_NONBLOCK } else { 0 };
+    if let Some(flags) = sys::fcntl(fd, libc::F_GETFL, 0).ok().filter(|flags| flags & libc::O_NONBLOCK != mode) {
+        let _ = sys::fcntl(fd, libc::F_SETFL, (flags ^ libc::O_NONBLOCK) as usize);
     }
     if d.is_unix() {
         return; // the kernel socket of a Unix connection has all options already

@@ -127,6 +127,10 @@ impl Model {
         let held = |var: usize| self.fds_of(actor).iter().any(|f| f.var == var);
         self.watched.iter().any(|(ep, var)| held(*ep) && !held(*var))
     }
+    /// No order is defined any more between connections that wait at the port.
+    pub fn share(&mut self, port: usize) {
+        self.shared_ports.insert(port);
+    }
     /// Has a client moved a connection to kernel TCP that waits at the port?
     pub fn queued_has_moved(&self, port: usize) -> bool {
         self.queues.get(&port).is_some_and(|q| q.iter().any(|(conn, _)| self.conns[*conn].moved))

@@ -59,6 +59,10 @@ impl Gen {
             return;
         }
         self.push(actor, 0, Call::SendFd, &[over.var as i64, fd.var as i64]);
+        if let What::Listener { port } = fd.what {
+            // From now on new connections are the kernel's.
+            self.m.share(port);
+        }
         let receivers = self.m.holders_of(What::Unix((pair, 1 - side)));
         if let Some((other, var)) = self.rng.pick_opt(&receivers) {
             self.new_fd(other, Call::RecvFd, &[var as i64], fd.what);

@@ -101,6 +101,12 @@ impl Gen {
         if a == b || ends.iter().any(|end| !self.m.may_sleep_on(&[*end], true)) {
             return;
         }
+        if !self.m.conns[conn].unix {
+            // (The kernel holds back what comes next until the last answer is acknowledged, which takes time.)
+            for (actor, var) in [(a, av), (b, bv)] {
+                self.push(actor, 0, Call::SetOpt, &[var as i64, option("NODELAY"), 1]);
+            }
+        }
         self.push(b, 0, Call::Echo, &[bv as i64, LONG_ENOUGH]);
         self.push(a, 0, Call::Ping, &[av as i64, LONG_ENOUGH]);
     }
