@@ -116,7 +116,7 @@ fn rootless() {
     }
 
     let app = helper("containers.py").display().to_string();
-    let ask = [PYTHON, &app, "ask", &pair.port.to_string(), &server, "100", "1", "wait"];
+    let ask = [PYTHON, &app, "ask", &pair.port.to_string(), &server, "400", "1", "wait"];
     let enter = ["nsenter", "--user", "--net", "--preserve-credentials", "--target", &pid];
     let mut client = Proc::spawn(pair.host.logs(), "ask", behind(&pair.host, &net.host, &enter, &ask));
     let before = pair.host.snapshot();
@@ -156,10 +156,10 @@ fn seen(pair: &Pair, client: &Proc, shown: &str) {
     assert_eq!((&said["shm_connections"], &said["across_namespaces"]), (&1.into(), &1.into()), "{said:#}");
 }
 
-/// Starts a client with one connection.
+/// Starts a client with one connection. It lasts for several tries to move it, one of which may be late.
 fn client(pair: &Pair, place: &NetHost, to: IpAddr, port: u16, more: &[&str]) -> Proc {
     let (to, port) = (to.to_string(), port.to_string());
-    start(&pair.host, Accel, place, "ask", &[&["ask", &port, &to, "100", "1"], more].concat())
+    start(&pair.host, Accel, place, "ask", &[&["ask", &port, &to, "400", "1"], more].concat())
 }
 
 #[track_caller]
