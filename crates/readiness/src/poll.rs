@@ -127,10 +127,7 @@ unsafe fn run(
     let mut kept = Kept::new(&mark);
     let mut kernel = Kernel::new(fds, kernel, timeout_ns != Some(0));
     let (mut deadline, mut held) = (None, None);
-    let (mut interrupted, mut unarmed) = (None, waker::Unarmed::default());
-    // A sleep on one connection's word has reached a limit of the library. The next one is on
-    // descriptors, since signals can be held between such sleeps, so that none is missed.
-    let mut long = false;
+    let (mut interrupted, mut unarmed, mut long) = (None, waker::Unarmed::default(), false);
     loop {
         ctl::poll();
         let lost = kept.lost(fds).count();

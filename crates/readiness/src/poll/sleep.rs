@@ -40,6 +40,9 @@ pub(super) fn sleep_on(s: Sleeps) -> Result<()> {
 ///
 /// (Signals need not be blocked: a signal that is handled just before the sleep counts as handled
 /// before the call.)
+///
+/// True: the sleep has reached a limit of the library. The caller goes on with a sleep on
+/// descriptors, since it can hold signals between such sleeps, so that none is missed.
 pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Deadline, kept: &Kept) -> Result<bool> {
     let t0 = cpu::ticks();
     let mut w = OnWord { d, fds, kept, deadline, seq: 0, slept: false, long: false, teased: Teased::default() };
