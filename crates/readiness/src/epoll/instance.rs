@@ -132,6 +132,9 @@ impl Ep {
         if !self.watch_ctl() {
             return None;
         }
+        if let Some(b) = self.waker() {
+            return Some(b); // made with the wrapper
+        }
         let b = waker::get()?;
         b.clear();
         let home = self.home();
@@ -144,6 +147,9 @@ impl Ep {
         // waker.
         if self.shared.load(Ordering::SeqCst) {
             let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_MOD, b.fd(), Some(&self.waker_event()));
+        }
+        if self.wrapper.fd().is_some() {
+            self.move_sleepers(b);
         }
         Some(b)
     }

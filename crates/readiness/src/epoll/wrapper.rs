@@ -113,20 +113,31 @@ impl Ep {
         if let Some(b) = self.waker() {
             put(new, b, libc::EPOLLIN);
             self.wrapper.inside.store(true, Ordering::SeqCst);
-            // Threads that sleep in the instance leave it, and the last one removes the waker.
-            // Until then the waker makes the instance readable.
-            let mut turns = 0;
-            while self.wrapper.direct.load(Ordering::SeqCst) > 0 && turns < LEAVING_TURNS {
-                b.ring_self();
-                sys::nanosleep(LEAVING_NS);
-                turns += 1;
-            }
-            if self.wrapper.direct.load(Ordering::SeqCst) == 0 {
-                self.take_waker_out();
-                b.clear();
-            }
+            self.move_sleepers(b);
+        } else if self.wrapper.direct.load(Ordering::SeqCst) > 0 {
+            self.need_waker();
         }
         Some(new)
+    }
+
+    /// Threads that sleep in the instance leave it for its wrapper, which contains the waker `b`. The
+    /// last one removes the waker from the instance. Until then the waker makes the instance
+    /// readable.
+    pub(super) fn move_sleepers(&self, b: &Waker) {
+        let sleep_there = || self.wrapper.direct.load(Ordering::SeqCst) > 0;
+        if sleep_there() && !self.wrapper.inside.swap(true, Ordering::SeqCst) {
+            put(self.fd.load(Ordering::Relaxed), b, libc::EPOLLIN);
+        }
+        let mut turns = 0;
+        while sleep_there() && turns < LEAVING_TURNS {
+            b.ring_self();
+            sys::nanosleep(LEAVING_NS);
+            turns += 1;
+        }
+        if !sleep_there() && self.wrapper.inside.load(Ordering::SeqCst) {
+            self.take_waker_out();
+            b.clear();
+        }
     }
 
     fn take_waker_out(&self) {
