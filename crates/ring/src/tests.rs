@@ -359,6 +359,22 @@ fn fills_up_and_drains() {
 }
 
 #[test]
+fn a_record_has_a_byte_and_at_most_so_many() {
+    let got = |kind, len| {
+        let p = Pair::new();
+        p.ring().header(0).store(record::pack(kind, len, 0), Ordering::Relaxed);
+        let mut v = vec![0u8; 2 * record::MAX as usize];
+        // SAFETY: `v` has room for two records.
+        unsafe { recv(p.ring(), &p.dir, &p.rx, Some(v.as_mut_ptr()), v.len(), false) }
+    };
+    assert_eq!(got(record::DATA, record::MAX), Ok(record::MAX as usize));
+    assert_eq!(got(record::DATA, 1), Ok(1));
+    for nonsense in [(record::DATA, 0), (record::DATA, record::MAX + 1), (record::PAD, 4), (record::PAD, CAP), (3, 1)] {
+        assert_eq!(got(nonsense.0, nonsense.1), Err(Failed::Hostile), "{nonsense:?}");
+    }
+}
+
+#[test]
 fn records_are_counted_by_their_headers() {
     for size in [1usize, 5, 100] {
         let p = Pair::new();

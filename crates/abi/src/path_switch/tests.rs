@@ -359,6 +359,8 @@ fn a_follower_skips_what_it_has_read() {
     assert!(!group.get().is_drained());
     assert_eq!(skip(100, 20, true), Skip::Bytes(10));
     assert!(group.get().is_drained());
+    assert_eq!(skip(100, 10, true), Skip::Bytes(10), "all of it");
+    assert_eq!(skip(100, RING_CAP as u64, true), Skip::Bytes(10), "a full ring");
 }
 
 #[test]
