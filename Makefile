@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl test-upgrade check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz mutants stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl test-upgrade check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -56,6 +56,9 @@ faults: build ## system calls of library and monitor fail one by one in ten prog
 
 fuzz: ## each fuzzer for TIME seconds (60); needs a C++ compiler, and root for the monitor's own network
 	@TIME=$(TIME) fuzz/run.sh $(FUZZERS)
+
+mutants: ## COUNT (10) operators of each set of files changed, one at a time: which tests notice? MUTANTS="ring switch", SEED=1
+	@$(RUN) scripts/mutants.py --count $(or $(COUNT),10) --seed $(or $(SEED),1) $(MUTANTS)
 
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 	@$(RUN) FASTSOCKET_TEST_MODE=stock $(TESTS) e2e
