@@ -275,10 +275,10 @@ fn pair(seconds: i64, microseconds: i64) -> [u8; 16] {
     bytes
 }
 
-/// The answer contains pages with received data. Only a kernel connection has these, so the
+/// The answer contains pages with received data, or says that none will come. Only a kernel connection has these, so the
 /// connection moves there.
 fn gives_pages(d: &'static Desc) {
-    if d.is_conn() && crate::conn::ring_has(d) {
+    if d.is_conn() && (crate::conn::ring_has(d) || crate::ready::state(d).fin) {
         extra::leave(d);
     }
 }

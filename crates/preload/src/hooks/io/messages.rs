@@ -302,6 +302,10 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
         let part = if all.done > 0 { Part::Message } else { Part::First };
         // SAFETY: `m` is an entry of the program's array, for a function that copies it.
         let r = unsafe { receive_message(fd, d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE, part) };
+        if r < 0 && all.done > 0 && !matches!(Errno::last(), Errno::EAGAIN | Errno::EINTR) {
+            // As in `do_recvmmsg`, the next call reports the error.
+            d.sock().set_error(Errno::last().raw());
+        }
         after(all, m, r)
     };
     let number = |all: &mut Several, m: *mut mmsghdr| {
