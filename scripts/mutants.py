@@ -32,7 +32,7 @@ OPERATORS = [
     (r"if !", "if "), (r"\.is_some\(\)", ".is_none()"), (r"\.is_none\(\)", ".is_some()"), (r"\.is_ok\(\)", ".is_err()"),
 ]  # fmt: skip
 # Seconds after which tests do not end.
-LIMIT = 400
+LIMIT = 200
 
 
 def places(folders):
