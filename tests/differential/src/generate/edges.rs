@@ -303,6 +303,8 @@ impl Gen {
         if servers.len() < 2 {
             if new < ACTORS - 1 && !servers.is_empty() {
                 self.push(servers[0], 0, Call::Thread, &[new as i64]);
+                // (README.md: for connections of the kernel each thread that waits is a worker.)
+                self.mixable = false;
                 self.m.thread(servers[0]);
             }
             return;
