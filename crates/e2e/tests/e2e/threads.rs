@@ -123,7 +123,7 @@ mod alone {
         for way in ["accept", "poll", "epoll"] {
             let host = Host::new();
             let Some(delta) = fsocket_e2e::same_transcripts(&host, 60, "threads/herd.py", &[way]) else { continue };
-            assert!(delta.get("accept_shm") == 25 && delta.get("path_switch") == 0, "{way}: {delta}");
+            assert!(delta.get("accept_shm") == 52 && delta.get("path_switch") == 0, "{way}: {delta}");
         }
     }
 }

@@ -13,6 +13,8 @@ import time
 
 N = 8
 ROUNDS = 20
+# Connections before those. (The first three that wake a thread do so through the monitor, whose messages wake all threads.)
+FIRST = 4 * N
 listener = socket.create_server(("127.0.0.1", 0), backlog=64)
 tids = []
 done = threading.Event()
@@ -81,13 +83,13 @@ def main(name):
                 assert c.recv(1) == b"x"
                 os.write(answered, b".")
     woken = []
-    for i in range(ROUNDS + 5):
-        time.sleep(0.05)
+    for i in range(FIRST + ROUNDS):
+        time.sleep(0.05 if i >= FIRST else 0.01)
         before = switches()
         os.write(asked, b"c")
         os.read(answer, 1)
-        time.sleep(0.1)
-        if i >= 5:
+        if i >= FIRST:
+            time.sleep(0.1)
             woken.append(sum(a != b for a, b in zip(before, switches())))
     os.write(asked, b"q")
     print(name, statistics.mode(woken), "ok", sep="\n", flush=True)
