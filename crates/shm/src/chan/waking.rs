@@ -53,10 +53,17 @@ impl Chan {
         ctl::tell(request::Ring { key, channel, waiter: values::Waiter { side, number: w } }, None)
     }
 
-    /// Stores a pipe to the thread with `key`, which is waiter `w` of the other side. True: `fd`
-    /// was taken. False: this process has not rung that thread.
+    /// Stores a pipe to the thread with `key`, which was waiter `w` of the other side when it asked
+    /// for the pipe. True: `fd` was taken. False: that thread does not wait in this channel, and
+    /// this process has not rung it. (Meanwhile the thread may be another waiter, and `w` another
+    /// thread. The monitor sends each pipe once: a refused one would never come again.)
     pub fn pipe_to(&self, w: usize, key: u64, fd: i32) -> bool {
-        if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
+        let side = 1 - self.my_side();
+        let is_there = |w: usize| {
+            self.peer_rung[w].load(Ordering::Relaxed) == key
+                || self.waiter(side, w).waker.load(Ordering::Relaxed) == key
+        };
+        if key == 0 || !(0..WAITERS).any(is_there) {
             return false;
         }
         let Some(own) = process::spare_fd(fd) else { return false };
