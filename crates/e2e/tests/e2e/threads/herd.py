@@ -63,6 +63,15 @@ def switches():
     return [of(t) for t in tids]
 
 
+def await_sleep():
+    """Waits until all threads sleep for connections. (A child that is forked before may have no library.)"""
+    looks = 0
+    while looks < 20:
+        time.sleep(0.01)
+        states = [open(f"/proc/self/task/{t}/stat").read().rsplit(")", 1)[1].split()[0] for t in tids]
+        looks = looks + 1 if states == ["S"] * N else 0
+
+
 def main(name):
     ways = {"accept": in_accept, "poll": in_poll, "epoll": lambda: in_epoll(0), "epoll-one": lambda: in_epoll(select.EPOLLEXCLUSIVE)}
     listener.setblocking(name == "accept")
@@ -70,6 +79,7 @@ def main(name):
     threads = [threading.Thread(target=serve, args=(ways[name],), daemon=True) for _ in range(N)]
     for t in threads:
         t.start()
+    await_sleep()
     ask, asked = os.pipe()
     answer, answered = os.pipe()
     if os.fork() == 0:
