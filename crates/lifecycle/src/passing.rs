@@ -45,9 +45,12 @@ fn share_connection(fd: i32, d: &'static Desc) -> bool {
     }
     // The client's end may move again, to the process that serves the connection.
     d.path().set_comes_back(true);
-    // Kernel instances that watch the number would not recognize the socket after another move.
     let is_kernels = path::materialize_one(d, Reason::Option);
-    if is_kernels && !is_watched {
+    let now = table::lookup(fd).filter(|d| is_kernels && d.kind() == Kind::Kernel);
+    if is_watched {
+        // Kernel instances that watch the number would not recognize the socket after another move.
+        now.into_iter().for_each(upgrade::give_up);
+    } else if is_kernels {
         upgrade::sent(fd);
         if let Some(d) = table::lookup(fd).filter(|_| shared) {
             upgrade::tell(d, Passing::Shared);
