@@ -16,15 +16,15 @@ fn is_fault(signal: c_int) -> bool {
 
 /// The hook of sigaction(3). None: the signal is another one, and libc's function must act.
 pub unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Option<c_int> {
-    // SAFETY: null, or a structure of the program, as sigaction(3) wants it.
-    let new = unsafe { new.as_ref() };
     if !is_fault(signal) {
-        if let Some(a) = new {
+        // SAFETY: any bytes are a `sigaction`; the guarded copy reports a bad pointer.
+        if let Ok(Some(a)) = unsafe { user::get_if(new) } {
             signals::sets(a.sa_sigaction, a.sa_flags as u32 as u64);
         }
         return None;
     }
-    let new = new.map(|a| Action {
+    // SAFETY: null, or a structure of the program, as sigaction(3) wants it.
+    let new = unsafe { new.as_ref() }.map(|a| Action {
         handler: a.sa_sigaction,
         flags: a.sa_flags as u32 as u64 | RESTORER,
         restorer: 0,
