@@ -470,6 +470,9 @@ impl Gen {
                 if matches!(name, "NODELAY" | "LINGER2") {
                     value = 1; // without it, sends or the end depend on acknowledgements
                 }
+                if let Some(side) = fd.what.side().filter(|_| name == "RCVLOWAT") {
+                    self.m.conns[side.conn].low_water[side.side] = true;
+                }
                 self.push(actor, 0, Call::SetOpt, &[v, option(name), value]);
             }
         }

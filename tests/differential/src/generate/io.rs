@@ -161,7 +161,7 @@ impl Gen {
             _ if flags & i64::from(libc::MSG_DONTWAIT) != 0 => self.push(actor, 0, Call::Recv, &[v, len, flags]),
             6 => self.push(actor, 0, Call::ReadV, &[v, len, k]),
             7 => self.push(actor, 0, Call::PreadV2, &[v, len, k]),
-            8 => {
+            8 if !self.m.conns[side.conn].low_water[side.side] => {
                 let flags = self.rng.pick(&[0, i64::from(libc::SPLICE_F_NONBLOCK)]);
                 self.push(actor, 0, Call::SpliceFrom, &[v, len, flags]);
             }

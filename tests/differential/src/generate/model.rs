@@ -59,6 +59,8 @@ pub struct Conn {
     pub fin: [bool; 2],
     /// The side to which urgent data was sent.
     pub urgent: [bool; 2],
+    /// The sides that have had SO_RCVLOWAT set.
+    pub low_water: [bool; 2],
     /// The connection is between Unix sockets.
     pub unix: bool,
     /// The client has moved the connection to kernel TCP.

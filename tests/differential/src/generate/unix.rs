@@ -71,6 +71,7 @@ impl Gen {
             9 => self.push(actor, 0, Call::FionRead, &[v]),
             10 => {
                 let mark = self.rng.pick(&[1, 2, 5, 100]);
+                self.m.conns[side.conn].low_water[side.side] = true;
                 self.push(actor, 0, Call::SetOpt, &[v, option("RCVLOWAT"), mark]);
             }
             11 | 12 => {
