@@ -42,6 +42,8 @@ pub struct Listener {
     inherited: AtomicBool,
     /// Index of the description that listens.
     desc: AtomicU32,
+    /// When it was registered, in nanoseconds.
+    since: AtomicU64,
     /// Number of entries in [`Listener::places`].
     n: AtomicU32,
     /// The channel with which the next look at the queues begins.
@@ -167,6 +169,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         *a = addr;
     }
     l.desc.store(d.index(), Ordering::Relaxed);
+    l.since.store(sys::now_ns(), Ordering::Relaxed);
     d.listen(i as u32);
     stats::count(Counter::Listen);
     (watcher().became_listener)(d);
@@ -282,6 +285,9 @@ fn ended(d: &Desc, for_all: bool) {
         if waits && !answered {
             // The port may belong to another listener before the monitor notices.
             chan::retire_of(id);
+        }
+        if !l.inherited.load(Ordering::Relaxed) {
+            crowd::ended(l.since.load(Ordering::Relaxed));
         }
         l.drop_places(|_| true);
         l.n.store(0, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 //! a process.
 
 use crate::{home, musl, summary};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_fdtable::ctl;
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::{fork, inherit, passing, start};
@@ -119,6 +119,8 @@ fn begin(successor: Option<&'static [u8]>, inherits: bool) {
     }
     set_up(successor, inherits);
     STATE.store(SETTLED, Ordering::Release);
+    HAS_BEGUN.store(1, Ordering::Release);
+    sys::futex_wake(&HAS_BEGUN, i32::MAX);
 }
 
 fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
@@ -174,10 +176,18 @@ fn single_threaded() -> Option<&'static AtomicU8> {
 #[cold]
 fn await_beginning() {
     let began = sys::now_ns();
-    while STATE.load(Ordering::Acquire) > SETTLED && sys::now_ns().saturating_sub(began) < BEGINNING_FOR {
-        sys::nanosleep(20_000);
+    while STATE.load(Ordering::Acquire) > SETTLED {
+        let left = BEGINNING_FOR.saturating_sub(sys::now_ns().saturating_sub(began));
+        if left == 0 {
+            break;
+        }
+        let _ = sys::futex_wait(&HAS_BEGUN, 0, Some(left));
     }
 }
+
+/// 1: the library has started. Threads that wait for that sleep on it.
+#[link_section = ".data.fsocket_start"]
+static HAS_BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// The process that last made a child in its own memory (`vfork`); 0: none.
 #[link_section = ".data.fsocket_start"]

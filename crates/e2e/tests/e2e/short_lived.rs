@@ -75,6 +75,23 @@ fn many_at_once_that_go_on_stay_over_shared_memory() {
     assert_eq!(delta.get("connect_kernel"), 0, "{delta}");
 }
 
+/// A listener costs as much as ten connections. Where each has one, the kernel serves most of them (ADR 45).
+#[test]
+fn listeners_for_one_connection_each_become_the_kernels() {
+    let host = Host::new();
+    let counted = |n: i128| {
+        let before = host.snapshot();
+        e2e::python(&host, Accel, 60, "short_lived/listeners.py", &[&n.to_string()]);
+        let delta = host.snapshot().since(&before);
+        let both = delta.get("listen") + delta.get("fallback.resource");
+        assert!(stock_mode() || both == n, "{n} listeners\n{delta}");
+        delta.get("listen")
+    };
+    assert!(stock_mode() || counted(15) == 15, "a few are registered");
+    let registered = counted(2000);
+    assert!(stock_mode() || (16..1000).contains(&registered), "of 2000 {registered} were registered");
+}
+
 /// Page faults of a process so far, without those of its children.
 fn faults(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
