@@ -2,7 +2,7 @@
 
 use fsocket_abi::channel::{segment, segment_of};
 use fsocket_e2e as e2e;
-use fsocket_testkit::host::Accel;
+use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{helper, net, stock_mode, Host, PYTHON};
 use std::time::Duration;
 
@@ -94,6 +94,44 @@ fn a_hundred_client_processes_leave_nothing() {
     if let Some(report) = host.snapshot().report {
         assert!(report.channels.len() <= 4, "channels of ended clients remain: {:?}", report.channels);
     }
+}
+
+/// The server has the library and its clients have not, so all connections use the kernel.
+fn of_the_kernel(kind: &str, count: usize) {
+    let host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
+    let churn = |n: usize| e2e::python(&host, Stock, 240, "leaks/churn.py", &[&port.to_string(), &n.to_string()]);
+    churn(1000);
+    let (before, was) = (host.snapshot(), anonymous(server.pid()));
+    churn(count);
+    let grown = anonymous(server.pid()).saturating_sub(was);
+    // Twelve bytes for each connection are a leak.
+    assert!(grown < count as i64 * 12 / 1024, "{kind}: {grown} kB for {count} connections");
+    let delta = host.snapshot().since(&before);
+    assert!(stock_mode() || delta.get("accept_kernel") >= count as i128, "{delta}");
+    assert_eq!(delta.get("accept_shm"), 0, "{delta}");
+}
+
+/// Anonymous memory of a process in kB.
+fn anonymous(pid: u32) -> i64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps_rollup");
+    let line = maps.lines().find_map(|l| l.strip_prefix("Anonymous:")).expect("Anonymous");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+#[test]
+fn connections_in_the_kernel_leave_nothing() {
+    of_the_kernel("epoll", 20_000);
+}
+
+#[test]
+fn connections_in_the_kernel_watched_by_edges_leave_nothing() {
+    of_the_kernel("epoll-edge", 20_000);
+}
+
+#[test]
+fn connections_in_the_kernel_with_threads_leave_nothing() {
+    of_the_kernel("threaded", 20_000);
 }
 
 /// A channel may take address space for its connections, and for as many again at most.

@@ -82,7 +82,7 @@ fn end(ep: &Ep) {
         for k in 0..g.n {
             item::reclaim(g.at(k));
         }
-        g.n = 0;
+        (g.n, g.dead) = (0, 0);
         if !g.active.is_null() {
             // SAFETY: the lock is held, and the list is empty.
             let _ = unsafe { sys::munmap(g.active as *mut u8, MAX_ACTIVE * 4) };

@@ -65,6 +65,8 @@ pub struct Ep {
 pub(super) struct Inner {
     pub(super) active: *mut u32,
     pub(super) n: usize,
+    /// At most this many of them are dead.
+    pub(super) dead: usize,
     /// Threads asleep in the kernel's epoll_wait.
     pub(super) sleepers: u32,
     pub(super) last_kernel: u64,

@@ -188,13 +188,15 @@ pub fn pop(d: &Desc) -> Option<&'static Item> {
 }
 
 /// Ends an item. Only the list of active items may still refer to it.
-pub fn kill(ep: &Ep, _locked: &mut Inner, it: &Item) {
+pub fn kill(ep: &Ep, g: &mut Inner, it: &Item) {
     it.live.store(false, Ordering::Release);
     ep.items.fetch_sub(1, Ordering::Relaxed);
     if !it.watched_only.load(Ordering::Relaxed) {
         ep.looked_at.fetch_sub(1, Ordering::Relaxed);
     }
-    if !it.active.load(Ordering::Relaxed) {
+    if it.active.load(Ordering::Relaxed) {
+        g.has_dead();
+    } else {
         ITEMS.free(it.index());
     }
 }
@@ -375,26 +377,5 @@ impl Item {
     }
     fn fresh_listener(&self) -> bool {
         self.recheck.load(Ordering::Relaxed)
-    }
-}
-
-impl Inner {
-    /// Is any active item ready?
-    pub fn any_ready(&self) -> bool {
-        (0..self.n).any(|k| ITEMS.get(self.at(k)).is_some_and(|it| it.ready()))
-    }
-    /// Puts an active item behind all others.
-    pub(super) fn put_last(&mut self, it: &Item) {
-        if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
-            self.tail(k).rotate_left(1);
-        }
-    }
-    /// From now on the library looks at the item on every call, until the item is armed again.
-    /// (It may now wait for other events.)
-    pub(super) fn activate(&mut self, it: &Item) {
-        it.was_marked();
-        if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
-            it.active.store(false, Ordering::Relaxed);
-        }
     }
 }

@@ -90,6 +90,47 @@ fn activate_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks:
 }
 
 impl Inner {
+    /// Is any active item ready?
+    pub fn any_ready(&self) -> bool {
+        (0..self.n).any(|k| ITEMS.get(self.at(k)).is_some_and(|it| it.ready()))
+    }
+    /// One more of the active items is dead. A look removes it, but a wait in the kernel alone looks at none: a server
+    /// of kernel connections would keep each item that it ever had.
+    pub(super) fn has_dead(&mut self) {
+        const FEW: usize = 16;
+        self.dead += 1;
+        if self.dead <= FEW.max(self.n / 2) {
+            return;
+        }
+        let mut keep = 0;
+        for k in 0..self.n {
+            let i = self.at(k);
+            if ITEMS.get(i).is_some_and(|it| it.live.load(Ordering::Relaxed)) {
+                self.set(keep, i);
+                keep += 1;
+            } else {
+                item::reclaim(i);
+            }
+        }
+        (self.n, self.dead) = (keep, 0);
+    }
+    /// Puts an active item behind all others.
+    pub(super) fn put_last(&mut self, it: &Item) {
+        if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
+            self.tail(k).rotate_left(1);
+        }
+    }
+    /// From now on the library looks at the item on every call, until the item is armed again.
+    /// (It may now wait for other events.)
+    pub(super) fn activate(&mut self, it: &Item) {
+        it.was_marked();
+        if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
+            it.active.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Inner {
     /// Sorts the active items as the kernel would: first the items that are in its list of ready
     /// files, then new ones in the order in which they became ready. Items without a mark come
     /// last.
@@ -222,7 +263,7 @@ fn compact(g: &mut Inner) {
             keep += 1;
         }
     }
-    g.n = keep;
+    (g.n, g.dead) = (keep, 0);
 }
 
 /// Arms every active item, and fences. After that the next look sees an event, or the event's
