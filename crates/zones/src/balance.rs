@@ -44,9 +44,16 @@ fn patience_ns(b: &Balance) -> u64 {
     b.patience.load(Ordering::Relaxed).clamp(10, 10_000_000) as u64 * 1000
 }
 
+/// A worker that waits in `accept`, `poll` or `select` may serve each connection before it comes back. If it has not
+/// looked for this long it does, and its waiting connections are served sooner by an idle one.
+const SERVES_NS: u64 = 20_000;
+
 /// How long a worker leaves connections to their own worker: the patience if some worker is
 /// overloaded, else [`TRUST`] times as long.
-fn usual_patience_ns(b: &Balance) -> u64 {
+fn usual_patience_ns(b: &Balance, l: &Local) -> u64 {
+    if l.sleeping.load(Ordering::Relaxed) {
+        return SERVES_NS.min(patience_ns(b));
+    }
     patience_ns(b) * if b.overloaded.load(Ordering::Relaxed) == 0 { TRUST } else { 1 }
 }
 
@@ -222,7 +229,7 @@ pub fn sleep_limit() -> Option<u64> {
     for z in used() {
         if let (Some(l), Some(b)) = (z.me(), z.balance()) {
             if l.is_waiting_for_peers() {
-                ns = ns.min(usual_patience_ns(b));
+                ns = ns.min(usual_patience_ns(b, l));
             }
         }
     }
@@ -238,7 +245,7 @@ pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
         // loop.
         let now = cpu::ticks();
         let ago = now.saturating_sub(l.peers_looked.load(Ordering::Relaxed));
-        if z.balance().is_some_and(|b| ago < ticks(usual_patience_ns(b))) {
+        if z.balance().is_some_and(|b| ago < ticks(usual_patience_ns(b, l))) {
             continue;
         }
         let waits = z.settle_peers(l);

@@ -1,7 +1,7 @@
 //! Selects the workers from which this worker may steal connections, and accepts from their queues.
 
 use super::peers::tell_closed;
-use super::{bit, patience_ns, queue, ticks, Waits};
+use super::{bit, patience_ns, queue, ticks, Waits, SERVES_NS};
 use crate::listener::Peer;
 use crate::listener::PEERS;
 use crate::listener::{Local, Zoned};
@@ -198,7 +198,10 @@ impl Zoned {
 fn is_left_alone(b: &Balance, l: &Local, v: &Victim) -> bool {
     let Some(q) = queue(b, v.place) else { return false };
     let overloaded = b.overloaded.load(Ordering::Relaxed) & bit(v.place) != 0;
-    let ticks = ticks(patience_ns(b) * if overloaded { 1 } else { TRUST });
+    let ticks = match l.sleeping.load(Ordering::Relaxed) {
+        true => ticks(SERVES_NS.min(patience_ns(b))),
+        false => ticks(patience_ns(b) * if overloaded { 1 } else { TRUST }),
+    };
     let now = cpu::ticks();
     // Clocks of two CPUs may differ a little: a time in the future counts as now.
     let ago = |then: u64| now.saturating_sub(then);

@@ -72,6 +72,24 @@ fn is_served_by_another(mode: &str, off: &str) {
     assert!(counter(&zones, counted) >= n, "{mode}: {n}, {zones:#}");
 }
 
+/// Workers in `poll` and `select` serve before they come back, so nobody has patience with them, however much is set.
+#[test]
+fn nobody_waits_for_one_who_serves_inline() {
+    need_two_cpus!();
+    two_at_once(&["poll", "select"], |mode| {
+        let host = Host::configured(None, "[balance]\npatience_us = 10000000\nmigrate = false\n");
+        let server = Server::start(&host, mode, 512, &[("FASTSOCKET_DISABLE", "shm")]);
+        let busy = server.worker(0);
+        let sleeper = server.say(0, "sleep 2");
+        std::thread::sleep(Duration::from_millis(100));
+        let c = server.say(0, "who");
+        let by = server.told(&c);
+        assert!(stock_mode() || by != busy, "{mode}: {:#}", host.zones());
+        server.told(&sleeper);
+        assert!(stock_mode() || stolen(&host.zones()) > 0, "{mode}: {:#}", host.zones());
+    });
+}
+
 /// If workers have SO_REUSEPORT sockets of their own, the kernel wakes only the owner of the
 /// socket. The monitor wakes another worker if it finds the connection waiting twice in a row.
 #[test]
