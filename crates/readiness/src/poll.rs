@@ -164,12 +164,12 @@ unsafe fn run(
         // SAFETY: `own` outlives the sleep, and the program's mask is valid during the call.
         let mask = unsafe { own.as_ref().filter(|_| mask.is_null()).map_or(Mask::at(mask), |own| Mask::of(own)) };
         *slept = true;
-        let (kernel, unarmed) = (kernel.for_sleep(), &mut unarmed);
-        interrupted = match one {
+        let (all, unarmed) = (kernel.for_sleep(), &mut unarmed);
+        let r = match one {
             Some(d) => on_word(d, fds, deadline, &kept).map(|reached| long = reached),
-            None => sleep_on(Sleeps { fds, kept: &kept, kernel, deadline, unarmed, mask }),
-        }
-        .err();
+            None => sleep_on(Sleeps { fds, kept: &kept, kernel: all, deadline, unarmed, mask }),
+        };
+        interrupted = kernel.slept(r.err());
         if let Some(e) = interrupted.filter(|e| *e != Errno::EINTR || cancel::hit()) {
             return Err(e);
         }
@@ -186,19 +186,26 @@ struct Kernel<'a> {
     beside: Beside,
     /// The number of the program's descriptors for which the kernel may have events.
     n: usize,
+    /// The kernel reports all events of the program's descriptors, since these are kernel connections and listeners.
+    simple: bool,
+    /// `all` has the kernel's answer: the sleep that has just ended has asked it.
+    told: bool,
     /// The value of the epoch (count of moved connections) when `n` was counted.
     epoch: u32,
 }
 
+/// No answer of the kernel: it has these events in no entry.
+const NO_ANSWER: i16 = -1;
+
 impl<'a> Kernel<'a> {
     fn new(fds: &[libc::pollfd], all: &'a mut [libc::pollfd], sleeps: bool) -> Self {
         let epoch = upgrade::epoch();
-        let n = kernel_fds(fds, all);
+        let (n, simple) = kernel_fds(fds, all);
         let beside = Beside::of(fds, sleeps);
         for (k, &(_, fd)) in all[fds.len()..].iter_mut().zip(&beside.at[..beside.n]) {
             *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         }
-        Kernel { all, fds: fds.len(), beside, n, epoch }
+        Kernel { all, fds: fds.len(), beside, n, simple, told: false, epoch }
     }
 
     /// Writes events of the library and of the kernel to `revents`. Returns the number of
@@ -206,13 +213,17 @@ impl<'a> Kernel<'a> {
     fn look(&mut self, fds: &mut [libc::pollfd], lost: usize) -> Result<usize> {
         let before = core::mem::replace(&mut self.epoch, upgrade::epoch());
         if settle(fds) || before != self.epoch || went(fds, self.all) || lost > 0 {
-            self.n = kernel_fds(fds, self.all);
+            (self.n, self.simple) = kernel_fds(fds, self.all);
+            self.told = false;
         }
         let found = look(fds);
-        if self.n > 0 {
-            return ask(fds, self.all, &self.beside);
+        if self.n == 0 {
+            return Ok(found);
         }
-        Ok(found)
+        if !core::mem::take(&mut self.told) {
+            ask(self.all, fds.len() + self.beside.n)?;
+        }
+        Ok(fold(fds, self.all, &self.beside))
     }
 
     fn has_none(&self) -> bool {
@@ -220,8 +231,16 @@ impl<'a> Kernel<'a> {
     }
 
     fn for_sleep(&mut self) -> &mut [libc::pollfd] {
+        self.all[0].revents = NO_ANSWER;
         self.beside.arm(&mut self.all[self.fds..]);
         &mut self.all[..self.fds + self.beside.n + wait::BESIDE]
+    }
+
+    /// A sleep has ended, in `error` if there is one.
+    fn slept(&mut self, error: Option<Errno>) -> Option<Errno> {
+        let answered = self.all[0].revents != NO_ANSWER;
+        self.told = error.is_none() && answered && self.simple && self.beside.n == 0;
+        error
     }
 }
 
@@ -239,20 +258,23 @@ fn spin(fds: &[libc::pollfd], kept: &mut Kept) -> bool {
 }
 
 /// Fills in the entries for the kernel's `poll`. Returns the number of the program's descriptors
-/// that the kernel checks.
-fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
-    let mut count = 0;
+/// that the kernel checks, and whether it checks all and reports all that it finds.
+fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> (usize, bool) {
+    let (mut count, mut simple) = (0, true);
     for (k, p) in kernel.iter_mut().zip(fds.iter()) {
         *k = *p;
         k.revents = 0;
         match ours(p.fd).map(|d| (d, d.kind())) {
-            Some((d, Kind::Shm)) => match d.path_state() {
-                PathState::Draining(end) => {
-                    k.fd = end;
-                    count += 1;
+            Some((d, Kind::Shm)) => {
+                simple = false;
+                match d.path_state() {
+                    PathState::Draining(end) => {
+                        k.fd = end;
+                        count += 1;
+                    }
+                    _ => k.fd = -1,
                 }
-                _ => k.fd = -1,
-            },
+            }
             Some((d, Kind::Listener)) => {
                 count += 1;
                 if let Some(l) = listen::of(d) {
@@ -261,13 +283,14 @@ fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
             }
             other => {
                 if let Some((d, Kind::Epoll)) = other {
+                    simple = false;
                     epoll::is_polled(d);
                 }
                 count += (p.fd >= 0) as usize;
             }
         }
     }
-    count
+    (count, simple)
 }
 
 /// Has another thread moved a connection to the kernel whose descriptor is not among the entries
@@ -288,14 +311,18 @@ fn settle(fds: &[libc::pollfd]) -> bool {
     any
 }
 
-/// Adds the kernel's events. Returns the number of descriptors with events.
-fn ask(fds: &mut [libc::pollfd], kernel: &mut [libc::pollfd], beside: &Beside) -> Result<usize> {
-    let n = fds.len();
+/// Asks the kernel for the events of the first `n` entries.
+fn ask(kernel: &mut [libc::pollfd], n: usize) -> Result<()> {
+    debug_assert!(n <= kernel.len());
     // SAFETY: `kernel` has as many entries and more; no mask.
-    unsafe { sys::ppoll(kernel.as_mut_ptr(), n + beside.n, Some(0), core::ptr::null()) }?;
-    for (p, k) in fds.iter_mut().zip(&*kernel).filter(|(_, k)| k.fd >= 0) {
+    unsafe { sys::ppoll(kernel.as_mut_ptr(), n, Some(0), core::ptr::null()) }.map(drop)
+}
+
+/// Adds the kernel's events. Returns the number of descriptors with events.
+fn fold(fds: &mut [libc::pollfd], kernel: &[libc::pollfd], beside: &Beside) -> usize {
+    for (p, k) in fds.iter_mut().zip(kernel).filter(|(_, k)| k.fd >= 0) {
         p.revents |= k.revents;
     }
-    zone::poll::fold(fds, beside, &kernel[n..]);
-    Ok(fds.iter().filter(|p| p.revents != 0).count())
+    zone::poll::fold(fds, beside, &kernel[fds.len()..]);
+    fds.iter().filter(|p| p.revents != 0).count()
 }
