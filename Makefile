@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz mutants stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl test-upgrade check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz mutants stock loom bench bench-shapes bench-kernel bench-paper bench-zones bench-balance bench-containers bench-programs bench-unix suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd test-musl differential-musl test-upgrade check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -79,6 +79,10 @@ test-musl: $(if $(PROFILE),,quick) ## programs that have musl: the end-to-end te
 	@scripts/deps.sh musl
 	@$(RUN) scripts/test.py $(if $(PROFILE),--profile $(PROFILE)) --only 'musl::' e2e
 	@$(RUN) python3 tests/musl/run.py --artifacts target/$(or $(PROFILE),quick) $(MUSL)
+
+differential-musl: quick ## random programs whose processes have musl: MUSL="--count 20000 --seed 1 --with scm" (rustup fetches Rust's library for musl)
+	@scripts/deps.sh test
+	@$(RUN) FASTSOCKET_ARTIFACTS=$(CURDIR)/target/quick tests/differential/musl.sh --mixed 25 $(or $(MUSL),--count 1000)
 
 test-upgrade: quick ## an upgrade to a build with another ABI number, under load, also under a systemd of its own (a second quick build at first)
 	@$(RUN) FASTSOCKET_TEST_ABI=9999 cargo build --locked --profile quick --target-dir target/other-abi -p fsocket-preload -p fsocket-monitor -p fsocket-cli

@@ -45,7 +45,7 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
 }
 /// Returns RLIMIT_AS of this process, soft and hard. Afterwards it is `new`, if given.
 pub fn address_space_limit(new: Option<(u64, u64)>) -> Result<(u64, u64)> {
-    prlimit(libc::RLIMIT_AS, new)
+    prlimit(libc::RLIMIT_AS as _, new)
 }
 fn prlimit(resource: u32, new: Option<(u64, u64)>) -> Result<(u64, u64)> {
     let new = new.map(|(soft, hard)| [soft, hard]);
@@ -115,8 +115,8 @@ pub unsafe fn send(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<us
 /// `iov` points to `n` vectors of the program's.
 pub unsafe fn send_vectors(fd: i32, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: all-zero is a valid msghdr.
-    let msg = libc::msghdr { msg_iov: iov as *mut _, msg_iovlen: n, ..unsafe { core::mem::zeroed() } };
-    sc!(SYS_sendmsg, fd, &msg as *const libc::msghdr, flags)
+    let msg = Message { msg_iov: iov as *mut _, msg_iovlen: n, ..unsafe { core::mem::zeroed() } };
+    sc!(SYS_sendmsg, fd, &msg as *const Message, flags)
 }
 /// # Safety
 /// `buf` is writable for `len` bytes.
@@ -148,7 +148,7 @@ pub fn memfd_create(name: &core::ffi::CStr, flags: u32) -> Result<i32> {
 }
 /// EFBIG above RLIMIT_FSIZE, without the SIGXFSZ that the kernel would send to the program.
 pub fn ftruncate(fd: i32, size: usize) -> Result<()> {
-    if limit(libc::RLIMIT_FSIZE) < size as u64 {
+    if limit(libc::RLIMIT_FSIZE as _) < size as u64 {
         return Err(Errno::new(libc::EFBIG));
     }
     sc!(SYS_ftruncate, fd, size).map(drop)
@@ -423,21 +423,41 @@ pub fn now_ns() -> u64 {
     crate::vdso::clock_ns(libc::CLOCK_MONOTONIC)
 }
 
+/// The kernel's `struct msghdr`. (musl's has other types.)
+#[repr(C)]
+struct Message {
+    msg_name: *mut u8,
+    msg_namelen: u32,
+    msg_iov: *mut libc::iovec,
+    msg_iovlen: usize,
+    msg_control: *mut u8,
+    msg_controllen: usize,
+    msg_flags: i32,
+}
+
+/// The kernel's `struct cmsghdr`.
+#[repr(C)]
+struct MessageControl {
+    cmsg_len: usize,
+    cmsg_level: i32,
+    cmsg_type: i32,
+}
+
 /// Sends one packet, with at most one descriptor.
 pub fn send_with_fd(sock: i32, data: &[u8], fd: Option<i32>, flags: i32) -> Result<usize> {
     let mut iov = libc::iovec { iov_base: data.as_ptr() as *mut _, iov_len: data.len() };
     let mut control = Control::default();
     // SAFETY: all-zero is a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    let mut msg: Message = unsafe { core::mem::zeroed() };
     msg.msg_iov = &mut iov;
     msg.msg_iovlen = 1;
     if let Some(fd) = fd {
-        control.hdr = libc::cmsghdr { cmsg_len: CMSG_LEN, cmsg_level: libc::SOL_SOCKET, cmsg_type: libc::SCM_RIGHTS };
+        control.hdr = MessageControl { cmsg_len: CMSG_LEN, cmsg_level: libc::SOL_SOCKET, cmsg_type: libc::SCM_RIGHTS };
         control.fd[0] = fd;
         msg.msg_control = &mut control as *mut Control as *mut _;
         msg.msg_controllen = core::mem::size_of::<Control>();
     }
-    sc!(SYS_sendmsg, sock, &msg as *const libc::msghdr, flags | libc::MSG_NOSIGNAL)
+    sc!(SYS_sendmsg, sock, &msg as *const Message, flags | libc::MSG_NOSIGNAL)
 }
 
 /// Receives one packet; a descriptor that came along is close-on-exec.
@@ -446,12 +466,12 @@ pub fn recv_with_fd(sock: i32, data: &mut [u8], flags: i32) -> Result<(usize, Op
     let mut iov = libc::iovec { iov_base: data.as_mut_ptr() as *mut _, iov_len: data.len() };
     let mut control = Control::default();
     // SAFETY: all-zero is a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    let mut msg: Message = unsafe { core::mem::zeroed() };
     msg.msg_iov = &mut iov;
     msg.msg_iovlen = 1;
     msg.msg_control = &mut control as *mut Control as *mut _;
     msg.msg_controllen = core::mem::size_of::<Control>();
-    let n = sc!(SYS_recvmsg, sock, &mut msg as *mut libc::msghdr, flags | libc::MSG_CMSG_CLOEXEC)?;
+    let n = sc!(SYS_recvmsg, sock, &mut msg as *mut Message, flags | libc::MSG_CMSG_CLOEXEC)?;
     let got = msg.msg_controllen >= CMSG_LEN
         && control.hdr.cmsg_level == libc::SOL_SOCKET
         && control.hdr.cmsg_type == libc::SCM_RIGHTS
@@ -459,15 +479,15 @@ pub fn recv_with_fd(sock: i32, data: &mut [u8], flags: i32) -> Result<(usize, Op
     Ok((n, got.then_some(control.fd[0])))
 }
 
-const CMSG_LEN: usize = core::mem::size_of::<libc::cmsghdr>() + 4;
+const CMSG_LEN: usize = core::mem::size_of::<MessageControl>() + 4;
 
 #[repr(C)]
 struct Control {
-    hdr: libc::cmsghdr,
+    hdr: MessageControl,
     fd: [i32; 2],
 }
 impl Default for Control {
     fn default() -> Self {
-        Control { hdr: libc::cmsghdr { cmsg_len: 0, cmsg_level: 0, cmsg_type: 0 }, fd: [-1; 2] }
+        Control { hdr: MessageControl { cmsg_len: 0, cmsg_level: 0, cmsg_type: 0 }, fd: [-1; 2] }
     }
 }

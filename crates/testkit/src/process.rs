@@ -221,7 +221,9 @@ pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
 
 /// Makes a process or thread run before all ordinary ones (SCHED_FIFO with the lowest priority).
 pub fn set_realtime(pid: i32) -> std::io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: zero is valid. (musl's struct has more fields.)
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = 1;
     // SAFETY: `parameters` is live during the call.
     match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
         0 => Ok(()),

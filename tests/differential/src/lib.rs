@@ -14,6 +14,8 @@ pub mod campaign;
 pub mod free;
 pub mod generate;
 pub mod judge;
+#[cfg(not(target_env = "gnu"))]
+mod lacking;
 pub mod lane;
 pub mod program;
 pub mod regression;

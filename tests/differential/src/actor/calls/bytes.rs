@@ -62,7 +62,7 @@ pub(super) unsafe fn message(v: &mut [iovec; PIECES], k: c_int) -> msghdr {
     // SAFETY: an all-zero `msghdr` is an empty message.
     let mut m: msghdr = unsafe { zeroed() };
     m.msg_iov = v.as_mut_ptr();
-    m.msg_iovlen = k as usize;
+    m.msg_iovlen = k as _;
     m
 }
 
@@ -76,7 +76,7 @@ pub(super) unsafe fn receive_message(s: &Slot, p: *mut c_void, fd: c_int, n: usi
         m.msg_name = &mut name as *mut _ as *mut c_void;
         m.msg_namelen = size_of::<sockaddr_storage>() as socklen_t;
         m.msg_control = control.as_mut_ptr() as *mut c_void;
-        m.msg_controllen = size_of::<[u64; 16]>();
+        m.msg_controllen = size_of::<[u64; 16]>() as _;
         let r = libc::recvmsg(fd, &mut m, flags);
         if r >= 0 {
             for v in [m.msg_flags as i64, m.msg_namelen as i64, m.msg_controllen as i64] {
@@ -99,7 +99,7 @@ pub(super) unsafe fn send_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: c_i
             many[i].msg_hdr.msg_iov = &mut v[i];
             many[i].msg_hdr.msg_iovlen = 1;
         }
-        let r = libc::sendmmsg(fd, many.as_mut_ptr(), k as u32, flags);
+        let r = libc::sendmmsg(fd, many.as_mut_ptr(), k as u32, flags as _);
         for m in &many[..(r.max(0) as usize).min(PIECES)] {
             s.put_aux(m.msg_len.into());
         }
@@ -121,7 +121,7 @@ pub(super) unsafe fn receive_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: 
             many[i].msg_hdr.msg_iov = &mut v[i];
             many[i].msg_hdr.msg_iovlen = 1;
         }
-        let r = libc::recvmmsg(fd, many.as_mut_ptr(), k as u32, flags, null_mut());
+        let r = libc::recvmmsg(fd, many.as_mut_ptr(), k as u32, flags as _, null_mut());
         for m in &many[..(r.max(0) as usize).min(PIECES)] {
             s.put_aux(m.msg_len.into());
         }
@@ -167,11 +167,11 @@ pub(super) unsafe fn send_fd(over: c_int, fd: c_int) -> i64 {
         let mut m = message(&mut v, 1);
         let mut control = [0u64; 4];
         m.msg_control = control.as_mut_ptr() as *mut c_void;
-        m.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        m.msg_controllen = libc::CMSG_SPACE(4) as _;
         let c = libc::CMSG_FIRSTHDR(&m);
         (*c).cmsg_level = libc::SOL_SOCKET;
         (*c).cmsg_type = libc::SCM_RIGHTS;
-        (*c).cmsg_len = libc::CMSG_LEN(4) as usize;
+        (*c).cmsg_len = libc::CMSG_LEN(4) as _;
         (libc::CMSG_DATA(c) as *mut c_int).write_unaligned(fd);
         libc::sendmsg(over, &m, libc::MSG_NOSIGNAL) as i64
     }
@@ -186,7 +186,7 @@ pub(super) unsafe fn receive_fd(over: c_int) -> i64 {
         let mut m = message(&mut v, 1);
         let mut control = [0u64; 4];
         m.msg_control = control.as_mut_ptr() as *mut c_void;
-        m.msg_controllen = size_of::<[u64; 4]>();
+        m.msg_controllen = size_of::<[u64; 4]>() as _;
         if libc::recvmsg(over, &mut m, 0) < 0 {
             return -1;
         }

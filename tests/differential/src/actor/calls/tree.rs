@@ -2,7 +2,11 @@
 //! collecting ended children.
 
 use super::errno;
+#[cfg(not(target_env = "gnu"))]
+use crate::lacking::close_range;
 use crate::shared::{state, Slot};
+#[cfg(target_env = "gnu")]
+use libc::close_range;
 use libc::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::Release;
@@ -93,7 +97,7 @@ unsafe fn child(order: &Order) -> ! {
                 libc::dup2(order.fd, FREE);
                 libc::close(order.fd);
             }
-            what::CLOSE_ALL | what::EXEC_ALL_CLOSED => drop(libc::close_range(3, !0, 0)),
+            what::CLOSE_ALL | what::EXEC_ALL_CLOSED => drop(close_range(3, !0, 0)),
             _ => {}
         }
         if order.what >= what::EXEC {
@@ -111,7 +115,7 @@ pub(super) fn unshare_files(how: i64) -> i64 {
         if how == 0 {
             libc::unshare(libc::CLONE_FILES).into()
         } else {
-            libc::close_range(1_000_000, 1_000_001, CLOSE_RANGE_UNSHARE).into()
+            close_range(1_000_000, 1_000_001, CLOSE_RANGE_UNSHARE).into()
         }
     }
 }
@@ -134,5 +138,5 @@ pub(super) fn reap(s: &Slot) -> i64 {
 pub(super) fn limit(which: i64, value: i64) -> i64 {
     let new = libc::rlimit { rlim_cur: value as libc::rlim_t, rlim_max: value as libc::rlim_t };
     // SAFETY: the call reads one local value.
-    unsafe { libc::setrlimit(which as libc::__rlimit_resource_t, &new).into() }
+    unsafe { libc::setrlimit(which as _, &new).into() }
 }
