@@ -359,6 +359,7 @@ mod tests {
         assert!(net("10.0.0.0", 8).covers(&net("10.1.0.0", 16)) && !net("10.1.0.0", 16).covers(&net("10.0.0.0", 8)));
         let there = |n| Rules { share: vec![], rules: vec![Rule { netns: Some(n), ..rule(Action::Deny) }] };
         let act = |r: Rules| r.action(&user(1), &user(1), &at("127.0.0.1", 1));
+        assert!(there(Namespace::Inode(7)).needs_netns() && !Rules::default().needs_netns());
         assert_eq!(act(there(Namespace::Inode(7))), Some(Action::Deny));
         assert_eq!(act(there(Namespace::Inode(8))), None);
         assert_eq!(act(there(Namespace::Path("/proc/self/ns/net".into()))), None);

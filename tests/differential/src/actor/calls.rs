@@ -52,7 +52,7 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
         _ => unsafe { dispatch(call, slot) },
     };
     let error = if ret < 0 { errno() } else { 0 };
-    if call.sends() || matches!(call, Call::Shutdown | Call::SetOpt | Call::Child) {
+    if call.sends() || matches!(call, Call::Shutdown | Call::SetOpt | Call::Child | Call::SendFd) {
         slot.state.store(state::SETTLING, Release);
         if call == Call::Shutdown {
             await_ack(slot.arg(0) as c_int);
