@@ -23,7 +23,7 @@ COPY = ROOT / "target" / "mutants"
 SETS = {
     "ring": (["crates/ring/src"], ["-p", "fsocket-ring", "--lib"], []),
     "switch": (["crates/abi/src/path_switch"], ["-p", "fsocket-abi", "--lib"], []),
-    "readiness": (["crates/readiness/src"], ["-p", "fsocket-differential", "--test", "regressions"], ["-p", "fsocket-preload"]),
+    "readiness": (["crates/readiness/src"], ["-p", "fsocket-differential", "--test", "regressions"], ["-p", "fsocket-preload", "-p", "fsocket-monitor", "-p", "fsocket-cli"]),
     "policy": (["crates/monitor/src/policy", "crates/monitor/src/broker/rights.rs"], ["-p", "fsocket-monitor"], []),
 }
 OPERATORS = [
