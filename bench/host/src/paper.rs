@@ -69,20 +69,27 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
     let notes = notes::of(&fsocket_measure::shape(&setting.cpus));
-    let done = measured(&setting, args, sections, reps);
     let machine = fsocket_measure::shape(&setting.cpus);
+    let write = |done: &[Done]| -> Result<()> {
+        let values = json::page(&machine, done, &notes, reps, args.quick);
+        std::fs::write(&data, serde_json::to_string_pretty(&values)? + "\n")?;
+        Ok(std::fs::write(&html, page::page(&machine, done, &notes, reps)?)?)
+    };
+    let done = measured(&setting, args, sections, reps, write)?;
     table::print(&done, &notes);
-    std::fs::write(
-        &data,
-        serde_json::to_string_pretty(&json::page(&machine, &done, &notes, reps, args.quick))? + "\n",
-    )?;
-    std::fs::write(&html, page::page(&machine, &done, &notes, reps)?)?;
     println!("\n{} and {}", html.display(), data.display());
     Ok(done.iter().flat_map(|d| &d.rows).any(Row::is_bad).into())
 }
 
-/// Runs every section's experiments.
-fn measured(setting: &Setting, args: &Args, sections: Vec<Section>, reps: usize) -> Vec<Done> {
+/// Runs every section's experiments. Writes what there is after each section, because a run takes long and may be cut
+/// off.
+fn measured(
+    setting: &Setting,
+    args: &Args,
+    sections: Vec<Section>,
+    reps: usize,
+    write: impl Fn(&[Done]) -> Result<()>,
+) -> Result<Vec<Done>> {
     let mut plan = Vec::new();
     for section in sections {
         let (mut wanted, mut skipped) = (Vec::new(), Vec::new());
@@ -102,8 +109,9 @@ fn measured(setting: &Setting, args: &Args, sections: Vec<Section>, reps: usize)
     for (section, wanted, skipped) in plan {
         let rows = wanted.iter().flat_map(|e| rounds(setting, &section, e, reps, &mut progress)).collect();
         all.push(Done { section, rows, skipped });
+        write(&all)?;
     }
-    all
+    Ok(all)
 }
 
 fn reason_to_skip(setting: &Setting, experiment: &Experiment) -> Option<String> {
