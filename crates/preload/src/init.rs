@@ -185,7 +185,7 @@ fn await_beginning() {
     }
 }
 
-/// 1: the library has started. Threads that wait for that sleep on it.
+/// 1: the library has started. Threads that wait for the start sleep on this word.
 #[link_section = ".data.fsocket_start"]
 static HAS_BEGUN: AtomicU32 = AtomicU32::new(0);
 

@@ -105,7 +105,7 @@ fn of_the_kernel(kind: &str, count: usize) {
     let (before, was) = (host.snapshot(), anonymous(server.pid()));
     churn(count);
     let grown = anonymous(server.pid()).saturating_sub(was);
-    // So many bytes for each connection are a leak. (Threads that run at the same time keep stacks.)
+    // This many bytes for each connection are a leak. (Threads that run at the same time keep stacks.)
     const LEAK: i64 = 40;
     assert!(grown < count as i64 * LEAK / 1024, "{kind}: {grown} kB for {count} connections");
     let delta = host.snapshot().since(&before);

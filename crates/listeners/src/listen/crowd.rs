@@ -1,7 +1,7 @@
 //! Limits which listeners a process registers. To register one and to end it costs about as much as ten connections.
 //!
-//! - If many threads register a listener at the same time, the others would wait for the monitor one after the other,
-//!   longer than the rest of their `listen` takes.
+//! - Many threads may register a listener at the same time. Each would wait for those before it, longer than the rest
+//!   of its `listen` takes.
 //! - If listeners end as soon as they have begun, as in a loop that opens one for each connection, they never earn
 //!   their registration.
 
