@@ -221,7 +221,7 @@ impl<'a> Kernel<'a> {
             return Ok(found);
         }
         if !core::mem::take(&mut self.told) {
-            ask(self.all, fds.len() + self.beside.n)?;
+            ask(&mut self.all[..fds.len() + self.beside.n])?;
         }
         Ok(fold(fds, self.all, &self.beside))
     }
@@ -311,11 +311,10 @@ fn settle(fds: &[libc::pollfd]) -> bool {
     any
 }
 
-/// Asks the kernel for the events of the first `n` entries.
-fn ask(kernel: &mut [libc::pollfd], n: usize) -> Result<()> {
-    debug_assert!(n <= kernel.len());
-    // SAFETY: `kernel` has as many entries and more; no mask.
-    unsafe { sys::ppoll(kernel.as_mut_ptr(), n, Some(0), core::ptr::null()) }.map(drop)
+/// Asks the kernel for the events of these entries.
+fn ask(kernel: &mut [libc::pollfd]) -> Result<()> {
+    // SAFETY: the slice has so many entries; no mask.
+    unsafe { sys::ppoll(kernel.as_mut_ptr(), kernel.len(), Some(0), core::ptr::null()) }.map(drop)
 }
 
 /// Adds the kernel's events. Returns the number of descriptors with events.

@@ -44,16 +44,13 @@ fn patience_ns(b: &Balance) -> u64 {
     b.patience.load(Ordering::Relaxed).clamp(10, 10_000_000) as u64 * 1000
 }
 
-/// A worker that waits in `accept`, `poll` or `select` may serve each connection before it comes back. If it has not
-/// looked for this long it does, and its waiting connections are served sooner by an idle one.
+/// A worker that waits in `accept`, `poll` or `select` may serve each connection before it comes back. It does if it has
+/// not looked for this long. Then an idle worker serves the waiting connections sooner.
 const SERVES_NS: u64 = 20_000;
 
 /// How long a worker leaves connections to their own worker: the patience if some worker is
 /// overloaded, else [`TRUST`] times as long.
-fn usual_patience_ns(b: &Balance, l: &Local) -> u64 {
-    if l.sleeping.load(Ordering::Relaxed) {
-        return SERVES_NS.min(patience_ns(b));
-    }
+fn usual_patience_ns(b: &Balance) -> u64 {
     patience_ns(b) * if b.overloaded.load(Ordering::Relaxed) == 0 { TRUST } else { 1 }
 }
 
@@ -70,6 +67,16 @@ impl Local {
     }
     fn is_waiting_for_peers(&self) -> bool {
         self.peers_since.load(Ordering::Relaxed) != 0
+    }
+    /// The longest sleep before the next look at the peers' queues. A worker that serves inline looks soon, and less
+    /// and less often as long as their connections are left to them: it would spin beside a worker that is stopped.
+    fn looks_again_ns(&self, b: &Balance) -> u64 {
+        let usual = usual_patience_ns(b);
+        if !self.sleeping.load(Ordering::Relaxed) {
+            return usual;
+        }
+        let waited = cpu::ticks().saturating_sub(self.peers_since.load(Ordering::Relaxed)) / cpu::ticks_per_us() * 1000;
+        (waited / 2).max(SERVES_NS).min(usual)
     }
     /// Ends the patience of this worker, so that it looks at its peers' queues at once.
     fn look_at_once(&self) {
@@ -229,7 +236,7 @@ pub fn sleep_limit() -> Option<u64> {
     for z in used() {
         if let (Some(l), Some(b)) = (z.me(), z.balance()) {
             if l.is_waiting_for_peers() {
-                ns = ns.min(usual_patience_ns(b, l));
+                ns = ns.min(l.looks_again_ns(b));
             }
         }
     }
@@ -245,7 +252,7 @@ pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
         // loop.
         let now = cpu::ticks();
         let ago = now.saturating_sub(l.peers_looked.load(Ordering::Relaxed));
-        if z.balance().is_some_and(|b| ago < ticks(usual_patience_ns(b, l))) {
+        if z.balance().is_some_and(|b| ago < ticks(usual_patience_ns(b))) {
             continue;
         }
         let waits = z.settle_peers(l);

@@ -2,8 +2,7 @@
 //!
 //! - Many threads may register a listener at the same time. Each would wait for those before it, longer than the rest
 //!   of its `listen` takes.
-//! - If listeners end as soon as they have begun, as in a loop that opens one for each connection, they never earn
-//!   their registration.
+//! - A loop may open a listener for each connection. Such listeners end before they have earned their registration.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;

@@ -209,7 +209,7 @@ impl Zoned {
     /// peers.
     fn looked_after(&self, ep: i32, now: u64) -> Option<bool> {
         let (l, b) = self.watched_peers(ep)?;
-        let lately = super::ticks(usual_patience_ns(b, l) / 2);
+        let lately = super::ticks(usual_patience_ns(b) / 2);
         let looked = |v: Victim| {
             let q = super::queue(b, v.place);
             !v.gone && q.is_some_and(|q| now.saturating_sub(q.looked.load(Ordering::Relaxed)) < lately)
